@@ -1,0 +1,98 @@
+"""The interface of a schedule family: which groups it can schedule, its configurations, how it is applied to TIR.
+
+Matching, configurations and shapes work on the plain graph, without TVM; only `apply` imports it.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from autofuse.graph.model import Group
+from autofuse.graph.reasons import Refusal
+from autofuse.target import Hardware
+
+if TYPE_CHECKING:
+    from tvm.tirx import PrimFunc
+
+C = TypeVar("C", bound="Configuration")
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Base of the families' configurations: a frozen dataclass of ints with a stable text form "a=1,b=2"."""
+
+    @property
+    def text(self) -> str:
+        """Fields in declaration order, `name=value`, joined by commas."""
+        return ",".join(f"{k}={int(v)}" for k, v in asdict(self).items())
+
+    @classmethod
+    def parse(cls: type[C], text: str) -> C:
+        """The inverse of `text`. ValueError if a field is missing, unknown or no integer."""
+        given = dict(part.split("=", 1) for part in text.split(",") if part)
+        known = {f.name for f in fields(cls)}
+        if set(given) != known:
+            raise ValueError(f"configuration {text!r} does not have the fields {sorted(known)}")
+        return cls(**{k: int(v) for k, v in given.items()})
+
+
+@dataclass(frozen=True)
+class KernelShape:
+    """What a configuration makes of a group, as far as a cost model must know it. Sizes in bytes, for the whole kernel.
+
+    tasks: independent pieces handed to the thread pool (1 = runs on the calling thread).
+    vector_fill: useful lanes / lanes over the main loops (0..1); 1/lanes means scalar code.
+    accumulators: vector registers that the inner tile keeps live; independent_chains: how many of them are
+    independent accumulations (hides the FMA latency).
+    recompute: scalar operations executed / needed (>= 1): halo, producers inlined under a broadcast, padding to a tile.
+    loads_per_fma: vector loads + broadcasts that the inner loop issues per vector FMA (0 if there is no reduction).
+    l1_bytes, l2_bytes, l3_bytes: traffic between registers and L1 / L1 and L2 / L2 and L3 under this tiling;
+    memory_bytes: compulsory traffic, every input and output once.
+    footprint: working set of one task.  loops: loop nests executed one after another inside the kernel.
+    """
+
+    tasks: int
+    vector_fill: float = 1.0
+    accumulators: int = 1
+    independent_chains: int = 1
+    recompute: float = 1.0
+    loads_per_fma: float = 0.0
+    l1_bytes: int = 0
+    l2_bytes: int = 0
+    l3_bytes: int = 0
+    memory_bytes: int = 0
+    footprint: int = 0
+    loops: int = 1
+
+
+class ScheduleFamily(abc.ABC):
+    """A parametrised way to schedule a kind of group. Implementations are stateless and safe to share.
+
+    `version` goes up whenever the TIR that a configuration gives changes: records of older versions are not used.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int]
+    configuration: ClassVar[type[Configuration]]
+
+    @abc.abstractmethod
+    def match(self, group: Group, hardware: Hardware) -> Refusal | None:
+        """None if this family can schedule the group, else the reason why not. Cheap: called on many groups."""
+
+    @abc.abstractmethod
+    def configs(self, group: Group, hardware: Hardware) -> Sequence[Configuration]:
+        """The configurations to consider for a group that matches, best guess first, at least one, no duplicates."""
+
+    @abc.abstractmethod
+    def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
+        """What `config` makes of the group, for the cost models."""
+
+    @abc.abstractmethod
+    def apply(self, func: PrimFunc, group: Group, config: Any, hardware: Hardware) -> PrimFunc:
+        """Schedule the fused, unscheduled `func` (from FuseTIR; parameters: group.inputs then group.outputs).
+
+        Raises autofuse.schedule.ScheduleError when the TIR does not have the form that `match` promised.
+        """

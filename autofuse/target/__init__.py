@@ -1,0 +1,5 @@
+"""Targets and hardware descriptions."""
+
+from autofuse.target.hardware import Hardware
+
+__all__ = ["Hardware"]
