@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a group is not legal. `rule` is a stable short name, `detail` one sentence for a person, `where` the operators."""
+    """Why a group is not legal: `rule` is a stable short name, `detail` a sentence for a person, `where` operators."""
 
     rule: str
     detail: str

@@ -24,7 +24,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Numbers that prune enumeration and search. A large value switches a pruning off; each is tuned by `autofuse tune`."""
+    """Numbers that prune enumeration and search. A large value switches a pruning off; `autofuse tune` tunes them."""
 
     max_group_size: int = 24  # operators in one group
     groups_per_operator: int = 256  # groups enumerated around one operator
@@ -40,7 +40,7 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class SearchProblem:
-    """The choices over a graph. Every operator has at least its own single choice. `max_memory` in bytes (0: no limit)."""
+    """The choices over a graph; every operator has at least its own single choice. `max_memory` in bytes (0: none)."""
 
     graph: Graph
     choices: tuple[Choice, ...]

@@ -1,0 +1,193 @@
+"""The walk that every frontend pass is written with: a Relax module and a rule → a rewritten Relax module.
+
+`rewrite` goes through the bindings of `main` in order and gives each call, with its arguments already rewritten, to
+the rule; the rule answers with a replacement or with None to keep the call. What comes out is one dataflow block,
+whatever blocks went in. Aliases, tuples and fields of known tuples disappear on the way.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from autofuse.errors import ModelError
+
+Expr = Any
+Rule = Callable[["Scope", Any], Any]
+
+
+def op_name(expr: Expr) -> str:
+    """`relax.add` and the like for a call of an operator; the empty string for anything else."""
+    if isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op):
+        return str(expr.op.name)
+    return ""
+
+
+def static_shape(expr: Expr) -> tuple[int, ...] | None:
+    """The shape of a tensor expression when it is known and has no symbol in it."""
+    ty = getattr(expr, "ty", None)
+    if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
+        return None
+    values = list(ty.shape.values)
+    if not all(isinstance(value, tvm.tirx.IntImm) for value in values):
+        return None
+    return tuple(int(value) for value in values)
+
+
+def dtype_of(expr: Expr) -> str:
+    """The numpy-style dtype name of a tensor expression, the empty string when unknown."""
+    dtype = getattr(getattr(expr, "ty", None), "dtype", None)
+    if dtype is None:
+        return ""
+    return str(getattr(dtype, "dtype", dtype))
+
+
+def bindings(function: Any) -> Iterator[Any]:
+    """Every binding of a function's body, in order."""
+    for block in function.body.blocks:
+        yield from block.bindings
+
+
+class Scope:
+    """What a rule may ask about the code written so far, and how it writes more."""
+
+    def __init__(self, builder: Any, use_counts: Counter[Any]) -> None:
+        self._builder = builder
+        self._uses = use_counts
+        self._values: dict[Any, Expr] = {}
+
+    def emit(self, expr: Expr, uses: int = 1) -> Expr:
+        """Binds `expr` to a new variable which the rule is about to use `uses` times."""
+        if isinstance(expr, relax.Var) or not isinstance(expr, relax.Call | relax.TupleGetItem):
+            return self._builder.normalize(expr) if isinstance(expr, relax.Call) else expr
+        var = self._builder.emit(expr)
+        self._values[var] = self._builder.lookup_binding(var) or expr
+        self._uses[var] = uses
+        return var
+
+    def value(self, expr: Expr) -> Expr:
+        """What a variable is bound to; `expr` itself when it is no bound variable."""
+        return self._values.get(expr, expr) if isinstance(expr, relax.Var) else expr
+
+    def used_once(self, expr: Expr) -> bool:
+        """Whether nothing but the call being looked at reads this variable."""
+        return self._uses[expr] <= 1
+
+    def _record(self, var: Any, value: Expr, uses: int) -> None:
+        self._values[var] = value
+        self._uses[var] = uses
+
+
+def rewrite(module: tvm.IRModule, rule: Rule) -> tvm.IRModule:
+    """Applies `rule` to each call of `main`.
+
+    The rule gets `(scope, call)` and returns None (keep), an existing variable or constant (the call's value), a
+    new call (emitted in its place) or a tuple of such. Other functions of the module are carried over as they are.
+
+    Raises:
+        ModelError: the body has control flow, which a dataflow block cannot hold.
+    """
+    function = module["main"]
+    uses = _count_uses(function)
+    builder = relax.BlockBuilder()
+    scope = Scope(builder, uses)
+    known: dict[Any, Expr] = {}
+
+    def mapped(expr: Expr) -> Expr:
+        if isinstance(expr, relax.Var):
+            return known.get(expr, expr)
+        if isinstance(expr, relax.Tuple):
+            fields = [mapped(item) for item in expr.fields]
+            same = all(new.same_as(old) for new, old in zip(fields, expr.fields, strict=True))
+            return expr if same else relax.Tuple(fields)
+        if isinstance(expr, relax.TupleGetItem):
+            return _field(scope, mapped(expr.tuple_value), expr.index, expr)
+        return expr
+
+    with builder.function("main", params=list(function.params)):
+        with builder.dataflow():
+            for binding in bindings(function):
+                known[binding.var] = _rewrite_binding(scope, binding, mapped, rule)
+            result = mapped(function.body.body)
+            output = builder.emit_output(_normal(builder, result))
+        builder.emit_func_output(output)
+    rewritten = builder.get()
+    main = rewritten["main"]
+    if function.attrs is not None:
+        main = main.with_attrs(dict(function.attrs))
+    functions = {var: func for var, func in module.functions.items() if var.name_hint != "main"}
+    functions[rewritten.get_global_var("main")] = main
+    return tvm.IRModule(functions, attrs=module.attrs)
+
+
+def _normal(builder: Any, expr: Expr) -> Expr:
+    return builder.normalize(expr) if isinstance(expr, relax.Tuple) else expr
+
+
+def _rewrite_binding(scope: Scope, binding: Any, mapped: Callable[[Expr], Expr], rule: Rule) -> Expr:
+    value = binding.value
+    uses = scope._uses[binding.var]
+    if isinstance(value, relax.If):
+        raise ModelError(
+            "the model has control flow (If) that depends on run-time values; only straight-line graphs compile"
+        )
+    if not isinstance(value, relax.Call):
+        # Aliases, tuples, constants, shapes: nothing to compute, so nothing to bind. (A match_cast checks what
+        # static shapes already say.)
+        return mapped(value)
+    args = [mapped(arg) for arg in value.args]
+    call = value
+    if not all(new.same_as(old) for new, old in zip(args, value.args, strict=True)):
+        call = relax.Call(value.op, args, value.attrs, value.ty_args)
+        call = scope._builder.normalize(call)
+    replaced = rule(scope, call)
+    if replaced is None:
+        replaced = call
+    if isinstance(replaced, relax.Call):
+        var = scope._builder.emit(replaced, name_hint=binding.var.name_hint)
+        bound = scope._builder.lookup_binding(var)
+        scope._record(var, bound if bound is not None else replaced, uses)
+        return var
+    if isinstance(replaced, relax.Var):
+        # The surviving variable takes over the readers of the one that went; the read by the call itself is gone.
+        scope._uses[replaced] += uses - 1
+    return replaced
+
+
+def _field(scope: Scope, tuple_value: Expr, index: int, original: Expr) -> Expr:
+    inner = scope.value(tuple_value)
+    if isinstance(inner, relax.Tuple):
+        return inner.fields[index]
+    for (owner, position), var in scope.__dict__.setdefault("_fields", {}).items():
+        if position == index and owner.same_as(tuple_value):
+            return var
+    item = original if original.tuple_value.same_as(tuple_value) else relax.TupleGetItem(tuple_value, index)
+    var = scope._builder.emit(item)
+    scope._record(var, item, 1 << 20)
+    scope.__dict__["_fields"][(tuple_value, index)] = var
+    return var
+
+
+def _count_uses(function: Any) -> Counter[Any]:
+    counts: Counter[Any] = Counter()
+
+    def visit(expr: Expr) -> None:
+        if isinstance(expr, relax.Var):
+            counts[expr] += 1
+        elif isinstance(expr, relax.Tuple):
+            for item in expr.fields:
+                visit(item)
+        elif isinstance(expr, relax.TupleGetItem):
+            visit(expr.tuple_value)
+        elif isinstance(expr, relax.Call):
+            for arg in expr.args:
+                visit(arg)
+
+    for binding in bindings(function):
+        visit(binding.value)
+    visit(function.body.body)
+    return counts

@@ -1,0 +1,198 @@
+"""Takes a builder and a value, gives the value behind a convolutional block: the parts that the CNNs share.
+
+Weights keep the second moment of activations near one. Every block takes a value with E[x²] ≈ 1 and returns one: a
+convolution in front of activation f gets weights of variance gain(f) / fan_in, with gain(f) = 1 / E[f(z)²] for
+z ~ N(0, 1) scaled as He et al. 2015 (arXiv:1502.01852, eq. 10) do for ReLU, and a batch norm whose statistics fit.
+"""
+
+from __future__ import annotations
+
+from math import prod, sqrt
+
+import numpy as np
+
+from autofuse.frontend.zoo.builder import GraphBuilder
+
+# 1 / E[f(z)²] for z ~ N(0, 1); 1 / E[f(z)²] is also right to a few percent for the slightly wider inputs it causes.
+GAIN = {
+    "linear": 1.0,
+    "relu": 2.0,
+    "relu6": 2.0,
+    "leaky_relu": 2.0 / (1.0 + 0.1**2),
+    "silu": 2.2,
+    "mish": 1.8,
+    "sigmoid": 1.0,
+}
+
+
+def activation(b: GraphBuilder, x: str, kind: str) -> str:
+    """Applies an activation the way exporters write it: silu and mish as chains of simpler nodes."""
+    if kind == "linear":
+        return x
+    if kind == "relu":
+        return b.node("Relu", [x])
+    if kind == "relu6":
+        return b.node("Clip", [x, b.scalar(0.0), b.scalar(6.0)])
+    if kind == "leaky_relu":
+        return b.node("LeakyRelu", [x], alpha=0.1)
+    if kind == "sigmoid":
+        return b.node("Sigmoid", [x])
+    if kind == "silu":
+        return b.node("Mul", [x, b.node("Sigmoid", [x])])
+    if kind == "mish":
+        return b.node("Mul", [x, b.node("Tanh", [b.node("Softplus", [x])])])
+    raise ValueError(f"unknown activation {kind!r}")
+
+
+def conv(
+    b: GraphBuilder,
+    x: str,
+    out: int,
+    kernel: int,
+    *,
+    stride: int = 1,
+    padding: int | None = None,
+    groups: int = 1,
+    bias: bool = True,
+    gain: float = 1.0,
+) -> str:
+    """A square convolution on NCHW; `padding` defaults to half the kernel. Output variance ≈ gain · E[x²]."""
+    weight_shape = (out, b.channels(x) // groups, kernel, kernel)
+    pad = kernel // 2 if padding is None else padding
+    inputs = [x, b.normal("weight", weight_shape, sqrt(gain / prod(weight_shape[1:])))]
+    if bias:
+        inputs.append(b.normal("bias", (out,), 0.05))
+    return b.node(
+        "Conv",
+        inputs,
+        kernel_shape=[kernel, kernel],
+        strides=[stride, stride],
+        pads=[pad] * 4,
+        dilations=[1, 1],
+        group=groups,
+    )
+
+
+def batch_norm(b: GraphBuilder, x: str, *, scale: float = 1.0, epsilon: float = 1e-5) -> str:
+    """Inference-time batch norm: gamma ≈ scale, beta and the running mean small, the running variance near one."""
+    channels = (b.channels(x),)
+    inputs = [
+        x,
+        b.uniform("weight", channels, 0.8 * scale, 1.2 * scale),
+        b.normal("bias", channels, 0.1 * scale),
+        b.normal("running_mean", channels, 0.1),
+        b.uniform("running_var", channels, 0.8, 1.2),
+    ]
+    return b.node("BatchNormalization", inputs, epsilon=epsilon)
+
+
+def conv_bn_act(
+    b: GraphBuilder,
+    x: str,
+    out: int,
+    kernel: int,
+    *,
+    stride: int = 1,
+    groups: int = 1,
+    act: str = "relu",
+    scale: float = 1.0,
+    epsilon: float = 1e-5,
+    name: str = "",
+) -> str:
+    """Convolution without bias, batch norm, activation. `scale` below one quiets a residual branch."""
+    with b.scope(name or f"conv{kernel}x{kernel}"):
+        with b.scope("conv"):
+            x = conv(b, x, out, kernel, stride=stride, groups=groups, bias=False, gain=GAIN[act])
+        with b.scope("bn"):
+            x = batch_norm(b, x, scale=scale, epsilon=epsilon)
+        return activation(b, x, act)
+
+
+def squeeze_excite(b: GraphBuilder, x: str, squeezed: int, act: str) -> str:
+    """Channel gates from global averages (Hu et al. 2018, arXiv:1709.01507), with 1×1 convolutions."""
+    channels = b.channels(x)
+    with b.scope("se"):
+        gate = b.node("GlobalAveragePool", [x])
+        # Averages are small: more gain, so that the gates differ from image to image.
+        with b.scope("fc1"):
+            gate = conv(b, gate, squeezed, 1, gain=4.0)
+        gate = activation(b, gate, act)
+        with b.scope("fc2"):
+            gate = conv(b, gate, channels, 1, gain=4.0)
+        return b.node("Mul", [activation(b, gate, "sigmoid"), x])
+
+
+def inverted_residual(
+    b: GraphBuilder,
+    x: str,
+    out: int,
+    *,
+    expand: int,
+    stride: int,
+    kernel: int = 3,
+    act: str = "relu6",
+    squeezed: int | None = None,
+    epsilon: float = 1e-5,
+) -> str:
+    """Expand (1×1), depthwise, [squeeze-excite], project (1×1, linear); added to its input where shapes allow.
+
+    Sandler et al. 2018 (arXiv:1801.04381) and, with squeeze-excite, Tan and Le 2019 (arXiv:1905.11946).
+    """
+    channels = b.channels(x)
+    hidden = channels * expand
+    residual = stride == 1 and channels == out
+    y = x
+    if expand != 1:
+        y = conv_bn_act(b, y, hidden, 1, act=act, epsilon=epsilon, name="expand")
+    y = conv_bn_act(b, y, hidden, kernel, stride=stride, groups=hidden, act=act, epsilon=epsilon, name="depthwise")
+    if squeezed is not None:
+        y = squeeze_excite(b, y, squeezed, act)
+    y = conv_bn_act(b, y, out, 1, act="linear", scale=0.5 if residual else 1.0, epsilon=epsilon, name="project")
+    return b.node("Add", [x, y]) if residual else y
+
+
+def depthwise_separable(b: GraphBuilder, x: str, out: int, *, stride: int, act: str) -> str:
+    """Depthwise 3×3 then pointwise 1×1, each with batch norm and activation (Howard et al. 2017)."""
+    channels = b.channels(x)
+    x = conv_bn_act(b, x, channels, 3, stride=stride, groups=channels, act=act, name="depthwise")
+    return conv_bn_act(b, x, out, 1, act=act, name="pointwise")
+
+
+def max_pool(b: GraphBuilder, x: str, kernel: int, *, stride: int, padding: int = 0) -> str:
+    """A square max pool on NCHW."""
+    return b.node("MaxPool", [x], kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[padding] * 4, ceil_mode=0)
+
+
+def channel_shuffle(b: GraphBuilder, x: str, groups: int) -> str:
+    """Interleaves `groups` runs of channels: reshape, transpose, reshape (Zhang et al. 2018, arXiv:1707.01083)."""
+    batch, channels, height, width = b.shape(x)
+    x = b.node("Reshape", [x, b.ints([batch, groups, channels // groups, height, width])])
+    x = b.node("Transpose", [x], perm=[0, 2, 1, 3, 4])
+    return b.node("Reshape", [x, b.ints([batch, channels, height, width])])
+
+
+def upsample(b: GraphBuilder, x: str, factor: int = 2) -> str:
+    """Nearest-neighbour upsampling of height and width."""
+    scales = b.constant(np.array([1, 1, factor, factor], dtype=np.float32))
+    return b.node(
+        "Resize",
+        [x, "", scales],
+        mode="nearest",
+        coordinate_transformation_mode="asymmetric",
+        nearest_mode="floor",
+    )
+
+
+def dense(b: GraphBuilder, x: str, out: int, *, gain: float = 1.0, name: str = "fc") -> str:
+    """A fully connected layer on a rank-2 value: Gemm with a transposed weight of shape (out, in)."""
+    width = b.shape(x)[1]
+    with b.scope(name):
+        weight = b.normal("weight", (out, width), sqrt(gain / width))
+        bias = b.normal("bias", (out,), 0.05)
+        return b.node("Gemm", [x, weight, bias], alpha=1.0, beta=1.0, transB=1)
+
+
+def pooled_classifier(b: GraphBuilder, x: str, classes: int = 1000) -> str:
+    """Global average pool, flatten, fully connected: the end of most image classifiers."""
+    x = b.node("Flatten", [b.node("GlobalAveragePool", [x])], axis=1)
+    return dense(b, x, classes, name="classifier")
