@@ -1,0 +1,1 @@
+"""Prepared module → operators that the schedules know: blocked layouts, packed weights, one `call_tir` an operator."""
