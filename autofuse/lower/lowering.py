@@ -1,0 +1,317 @@
+"""The walk that lowers a prepared module: rules choose layouts, every operator becomes one `call_tir`.
+
+Takes a `PreparedModel`'s module, gives a `LoweredModel` whose `main` is one dataflow block of `call_tir` bindings. Each
+PrimFunc carries "autofuse.kind", "autofuse.form" (what it computes, on logical shapes: what workload keys hash) and
+"autofuse.attrs" (what schedules need, and the layouts).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+from numpy.typing import NDArray
+from tvm import relax
+
+from autofuse.lower import operators
+from autofuse.lower.values import PLAIN, Value, block_array, blocked
+
+
+@dataclass(frozen=True)
+class LoweredModel:
+    """`module["main"]` holds the operators; names are in the order of its parameters and results."""
+
+    name: str
+    module: tvm.IRModule
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    lanes: int
+
+
+def shape_of(expr: Any) -> tuple[int, ...]:
+    """Static shape of a Relax tensor expression."""
+    return tuple(int(extent) for extent in expr.ty.shape.values)
+
+
+def dtype_of(expr: Any) -> str:
+    """dtype of a Relax tensor expression, e.g. "float32"."""
+    dtype = expr.ty.dtype
+    return str(getattr(dtype, "dtype", dtype))
+
+
+def _is_tensor(expr: Any) -> bool:
+    return isinstance(getattr(expr, "ty", None), relax.TensorType)
+
+
+def _is_constant(expr: Any) -> bool:
+    return isinstance(expr, tvm.ir.GenericConst) and _is_tensor(expr)
+
+
+class Lowering:
+    """State of one walk: the builder, the values made so far, the kernels by what they compute."""
+
+    def __init__(self, lanes: int) -> None:
+        self.lanes = lanes
+        self.blocked = blocked(lanes)
+        self.builder = relax.BlockBuilder()
+        self._kernels: dict[str, tuple[Any, Any]] = {}
+        self._values: dict[Any, Value | tuple[Value, ...]] = {}
+
+    # -- values ------------------------------------------------------------------------------------------------
+
+    def bind(self, var: Any, value: Value | tuple[Value, ...]) -> None:
+        """Remember what a variable of the source module holds."""
+        self._values[var] = value
+
+    def value(self, expr: Any) -> Value:
+        """The value of a tensor-typed operand of the source module."""
+        if _is_constant(expr):
+            array = expr.value.numpy()
+            return Value(tuple(array.shape), str(array.dtype), PLAIN, {PLAIN: expr}, array)
+        if isinstance(expr, relax.TupleGetItem):
+            fields = self._values[expr.tuple_value]
+            assert isinstance(fields, tuple)
+            picked = fields[expr.index]
+            assert isinstance(picked, Value)
+            return picked
+        found = self._values[expr]
+        assert isinstance(found, Value)
+        return found
+
+    def fields(self, expr: Any) -> tuple[Value, ...]:
+        """The values of a tuple-typed operand."""
+        if isinstance(expr, relax.Tuple):
+            return tuple(self.value(f) for f in expr.fields)
+        found = self._values[expr]
+        return found if isinstance(found, tuple) else (found,)
+
+    def constant(self, array: NDArray[Any]) -> Value:
+        """A new constant in the plain layout."""
+        return Value(tuple(array.shape), str(array.dtype), PLAIN, {PLAIN: relax.const(array)}, array)
+
+    def plain(self, value: Value) -> Any:
+        """The value as the model has it; a layout change is emitted where it exists only in blocks."""
+        if PLAIN not in value.forms:
+            source = value.forms[self.blocked]
+            channels = value.shape[1]
+            made = self.emit_te(
+                "layout_change",
+                lambda t: operators.unblock_channels(t, channels=channels),
+                [(value, self.blocked)],
+                [source],
+                shape=value.shape,
+                dtype=value.dtype,
+                layout=PLAIN,
+                attrs={"from": self.blocked, "to": PLAIN},
+                hint="to_plain",
+                logical="identity",
+            )
+            value.forms[PLAIN] = made.forms[PLAIN]
+        return value.forms[PLAIN]
+
+    def in_blocks(self, value: Value) -> Any:
+        """The rank-4 value with its channels in blocks; constants are rearranged at compile time."""
+        if self.blocked not in value.forms:
+            if value.array is not None:
+                value.forms[self.blocked] = relax.const(block_array(value.array, self.lanes))
+            else:
+                made = self.emit_te(
+                    "layout_change",
+                    lambda t: operators.block_channels(t, lanes=self.lanes),
+                    [(value, PLAIN)],
+                    [value.forms[PLAIN]],
+                    shape=value.shape,
+                    dtype=value.dtype,
+                    layout=self.blocked,
+                    attrs={"from": PLAIN, "to": self.blocked},
+                    hint="to_blocks",
+                    logical="identity",
+                )
+                value.forms[self.blocked] = made.forms[self.blocked]
+        return value.forms[self.blocked]
+
+    # -- kernels -----------------------------------------------------------------------------------------------
+
+    def emit_te(
+        self,
+        kind: str,
+        compute: Callable[..., Any],
+        operands: Sequence[tuple[Value, str]],
+        args: Sequence[Any],
+        *,
+        shape: tuple[int, ...],
+        dtype: str,
+        layout: str,
+        attrs: Mapping[str, object],
+        hint: str,
+        logical: str | None = None,
+    ) -> Value:
+        """Emit one kernel made from a tensor expression over `args` (the operands in the layouts named)."""
+
+        def make() -> Any:
+            return relax.utils.gen_call_tir_inputs(compute, *args)[0]
+
+        made = self._emit(kind, make, operands, args, shape, dtype, layout, attrs, hint, logical)
+        assert made is not None
+        return made
+
+    def emit_call(
+        self,
+        call: Any,
+        operands: Sequence[tuple[Value, str]],
+        args: Sequence[Any],
+        tensors: Sequence[Any],
+        *,
+        shape: tuple[int, ...],
+        dtype: str,
+        layout: str,
+        hint: str,
+        literals: Sequence[str] = (),
+        attrs: Mapping[str, object] | None = None,
+    ) -> Value | None:
+        """Emit one kernel by TVM's own legalisation of `call` with its arguments replaced by `args`.
+
+        `tensors` are the tensor arguments, flattened; those that the legalisation folds (scalars) are found by
+        comparing with what it calls. None if the operator has no legalisation into a single kernel.
+        """
+        kind = call.op.name.removeprefix("relax.")
+        scratch = relax.BlockBuilder()
+        legalize = call.op.get_attr("FLegalize")
+        if legalize is None:
+            return None
+        found: dict[str, Any] = {}
+
+        def make() -> Any:
+            physical = scratch.normalize(relax.Call(call.op, list(args), call.attrs, call.ty_args))
+            result = legalize(scratch, physical)
+            if not (isinstance(result, relax.Call) and getattr(result.op, "name", "") == "relax.call_tir"):
+                return None
+            found["args"] = list(result.args[1].fields)
+            return scratch.get()[result.args[0]]
+
+        text = "; ".join([str(call.attrs) if call.attrs is not None else "", *literals])
+        used = [(v, e, t) for (v, e), t in zip(operands, tensors, strict=True) if not v.scalar]
+        return self._emit(
+            kind,
+            make,
+            [(v, e) for v, e, _ in used],
+            [t for _, _, t in used],
+            shape,
+            dtype,
+            layout,
+            dict(attrs or {}),
+            hint,
+            json.dumps([kind, text, [_operand(v) for v, _ in operands]]),
+            found,
+        )
+
+    def _emit(
+        self,
+        kind: str,
+        make: Callable[[], Any],
+        operands: Sequence[tuple[Value, str]],
+        args: Sequence[Any],
+        shape: tuple[int, ...],
+        dtype: str,
+        layout: str,
+        attrs: Mapping[str, object],
+        hint: str,
+        logical: str | None,
+        found: dict[str, Any] | None = None,
+    ) -> Value | None:
+        what = logical if logical is not None else kind
+        described = {k: v for k, v in attrs.items() if k not in ("variant", "in_block", "from", "to")}
+        form = json.dumps(
+            {
+                "op": what,
+                "attrs": {} if logical == "identity" else described,
+                "in": [_operand(v) for v, _ in operands],
+                "out": [dtype, list(shape)],
+            },
+            sort_keys=True,
+        )
+        extra = {
+            **attrs,
+            "in_layouts": [e for _, e in operands],
+            "out_layout": layout,
+            "in_logical": [list(v.shape) for v, _ in operands],
+            "out_logical": list(shape),
+        }
+        key = json.dumps([kind, form, extra, [[list(shape_of(a)), dtype_of(a)] for a in args]], sort_keys=True)
+        known = self._kernels.get(key)
+        if known is None:
+            func = make()
+            if func is None:
+                return None
+            if found and len(found["args"]) != len(args):
+                # The legalisation did not take the operands one by one (a scalar kept, a tuple repacked).
+                args = found["args"]
+            func = func.with_attr("autofuse.kind", kind)
+            func = func.with_attr("autofuse.form", form)
+            func = func.with_attr("autofuse.attrs", json.dumps(extra, sort_keys=True))
+            out = func.params[-1]
+            stored = [int(extent) for extent in out.ty.shape] if hasattr(out.ty, "shape") else None
+            if stored is None:
+                stored = [int(extent) for extent in out.shape]
+            ty = relax.TensorType(stored, dtype)
+            known = (self.builder.add_func(func, kind.replace(".", "_")), ty)
+            if not found or len(found["args"]) == len(operands):
+                self._kernels[key] = known
+        var = self.builder.emit(relax.call_tir(known[0], list(args), known[1]), name_hint=hint)
+        return Value(shape, dtype, layout, {layout: var})
+
+
+def _operand(value: Value) -> list[object]:
+    if value.scalar:
+        assert value.array is not None
+        return [value.dtype, list(value.shape), value.array.reshape(()).item()]
+    return [value.dtype, list(value.shape)]
+
+
+def lower(prepared: Any, lanes: int) -> LoweredModel:
+    """Lower a `PreparedModel` for vectors of `lanes` float32.
+
+    An operator that TVM cannot legalise stays a plain Relax call, outside every group.
+    """
+    from autofuse.lower.rules import lower_call
+
+    function = prepared.module["main"]
+    state = Lowering(lanes)
+    builder = state.builder
+    with builder.function("main", params=list(function.params)):
+        with builder.dataflow():
+            for param in function.params:
+                state.bind(param, Value(shape_of(param), dtype_of(param), PLAIN, {PLAIN: param}))
+            for block in function.body.blocks:
+                for binding in block.bindings:
+                    _lower_binding(state, binding, lower_call)
+            body = function.body.body
+            single = _is_tensor(body)
+            values = [state.value(body)] if single else list(state.fields(body))
+            results = [state.plain(v) for v in values]
+            output = builder.emit_output(results[0] if single else builder.normalize(relax.Tuple(results)))
+        builder.emit_func_output(output)
+    module = builder.get()
+    return LoweredModel(prepared.name, module, prepared.input_names, prepared.output_names, lanes)
+
+
+def _lower_binding(state: Lowering, binding: Any, lower_call: Callable[..., Any]) -> None:
+    value = binding.value
+    if isinstance(value, relax.Tuple):
+        state.bind(binding.var, state.fields(value))
+    elif isinstance(value, relax.Call):
+        state.bind(binding.var, lower_call(state, value, str(binding.var.name)))
+    elif _is_tensor(value):
+        state.bind(binding.var, state.value(value))
+    else:
+        state.bind(binding.var, state.fields(value))
+
+
+def as_numpy(value: Value) -> NDArray[Any]:
+    """The array of a constant value."""
+    assert value.array is not None
+    return np.asarray(value.array)
