@@ -1,5 +1,21 @@
 """Targets and hardware descriptions."""
 
+from autofuse.target.fingerprint import HardwareRow, fingerprint
 from autofuse.target.hardware import Hardware
+from autofuse.target.hardware_file import default_hardware, load_hardware, save_hardware
+from autofuse.target.host import processors
+from autofuse.target.registry import Target, host_features, missing_features, resolve
 
-__all__ = ["Hardware"]
+__all__ = [
+    "Hardware",
+    "HardwareRow",
+    "Target",
+    "default_hardware",
+    "fingerprint",
+    "host_features",
+    "load_hardware",
+    "missing_features",
+    "processors",
+    "resolve",
+    "save_hardware",
+]
