@@ -1,0 +1,154 @@
+"""Engines that are ready to run → samples of each, taken in turns so that a disturbance of the machine hits all alike.
+
+A round visits every engine that is due, in an order rotated by one each round, with a pause before each visit, and
+times the probes too. An engine whose call is slow gets fewer rounds, spread evenly. Nothing here starts a process
+or reads a clock of its own: engines, clock and sleep are given.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from autofuse.errors import EngineError
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is going on, steps done, steps in all."""
+
+
+class Contestant(Protocol):
+    """What takes part: a name, and timed calls. EngineError from `run` ends its part in the run."""
+
+    name: str
+
+    def run(self, calls: int) -> list[float]: ...
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long and how often. Times in seconds.
+
+    Attributes:
+        rounds: visits of an engine that is not slow.
+        budget: for all rounds together, pauses and probes included; every engine gets at least one visit all the same.
+        visit: timed calls of one visit should take about this long.
+        most_calls: timed calls in a visit at most.
+        pause: before each visit: threads of the engine before that still spin for work fall asleep.
+        wake: calls of about this long in all open a visit untimed: clocks and caches are another engine's.
+        slow_call: calls as long as this need no waking.
+    """
+
+    rounds: int = 15
+    budget: float = 90.0
+    visit: float = 0.2
+    most_calls: int = 30
+    pause: float = 0.03
+    wake: float = 0.02
+    slow_call: float = 0.5
+
+    def wake_calls(self, call: float) -> int:
+        """Untimed calls that open a visit of an engine whose call takes `call` seconds."""
+        return 0 if call >= self.slow_call else min(10, max(1, math.ceil(self.wake / max(call, 1e-9))))
+
+    def timed_calls(self, call: float) -> int:
+        return max(1, min(self.most_calls, int(self.visit / max(call, 1e-9))))
+
+    def visits(self, call: float, contestants: int) -> int:
+        """Visits that fit in an equal share of the budget: at least one, at most `rounds`."""
+        cost = self.pause + call * (self.wake_calls(call) + self.timed_calls(call))
+        return max(1, min(self.rounds, int(self.budget / max(1, contestants) / max(cost, 1e-9))))
+
+
+@dataclass(frozen=True)
+class Visit:
+    """The timed calls of one engine in one round, seconds each."""
+
+    round: int
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Interleaved:
+    """What came out: visits by engine and by probe, and why an engine dropped out (it keeps the visits it had)."""
+
+    visits: dict[str, tuple[Visit, ...]]
+    probes: dict[str, tuple[Visit, ...]]
+    errors: dict[str, str]
+
+
+def interleave(
+    contestants: Sequence[Contestant],
+    call_seconds: dict[str, float],
+    *,
+    probes: Sequence[Contestant] = (),
+    pace: Pace | None = None,
+    progress: Progress | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Interleaved:
+    """Runs the rounds. `call_seconds` says, for each contestant and probe, about how long one call takes."""
+    pace = pace or Pace()
+    due = {c.name: due_rounds(pace.visits(call_seconds[c.name], len(contestants)), pace.rounds) for c in contestants}
+    visits: dict[str, list[Visit]] = {c.name: [] for c in contestants}
+    probed: dict[str, list[Visit]] = {p.name: [] for p in probes}
+    errors: dict[str, str] = {}
+    start = clock()
+    for index in range(pace.rounds):
+        # Probes first, last and in between as the rotation has it would cost as much as an engine: once is enough.
+        for probe in list(probes):
+            if probe.name not in errors:
+                _visit(probe, call_seconds[probe.name], index, pace, probed, errors, sleep)
+        for contestant in rotated(contestants, index):
+            name = contestant.name
+            over = clock() - start >= pace.budget
+            # Past the budget only those that were never heard are, whenever they were due.
+            wanted = not visits[name] if over else index in due[name]
+            if name in errors or not wanted:
+                continue
+            if progress is not None:
+                progress(f"round {index + 1}: {name}", index, pace.rounds)
+            _visit(contestant, call_seconds[name], index, pace, visits, errors, sleep)
+        if clock() - start >= pace.budget and all(visits[c.name] or c.name in errors for c in contestants):
+            break
+    if progress is not None:
+        progress("rounds done", pace.rounds, pace.rounds)
+    return Interleaved(
+        {name: tuple(seen) for name, seen in visits.items()},
+        {name: tuple(seen) for name, seen in probed.items()},
+        errors,
+    )
+
+
+def rotated(contestants: Sequence[Contestant], by: int) -> list[Contestant]:
+    """The same in another order, so that none always follows the same neighbour out of a warm or a cold cache."""
+    if not contestants:
+        return []
+    by %= len(contestants)
+    return [*contestants[by:], *contestants[:by]]
+
+
+def due_rounds(visits: int, rounds: int) -> frozenset[int]:
+    """`visits` rounds out of `rounds`, evenly spread, the first always among them."""
+    return frozenset(index * rounds // visits for index in range(visits))
+
+
+def _visit(
+    contestant: Contestant,
+    call: float,
+    index: int,
+    pace: Pace,
+    visits: dict[str, list[Visit]],
+    errors: dict[str, str],
+    sleep: Callable[[float], None],
+) -> None:
+    sleep(pace.pause)
+    wake = pace.wake_calls(call)
+    try:
+        seconds = contestant.run(wake + pace.timed_calls(call))
+    except EngineError as error:
+        errors[contestant.name] = str(error)
+        return
+    visits[contestant.name].append(Visit(index, tuple(seconds[wake:])))
