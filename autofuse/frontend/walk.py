@@ -19,6 +19,8 @@ from autofuse.errors import ModelError
 Expr = Any
 Rule = Callable[["Scope", Any], Any]
 
+_MANY = 1 << 20
+
 
 def op_name(expr: Expr) -> str:
     """`relax.add` and the like for a call of an operator; the empty string for anything else."""
@@ -59,14 +61,14 @@ class Scope:
         self._builder = builder
         self._uses = use_counts
         self._values: dict[Any, Expr] = {}
+        self._fields: dict[tuple[Any, int], Any] = {}
 
     def emit(self, expr: Expr, uses: int = 1) -> Expr:
         """Binds `expr` to a new variable which the rule is about to use `uses` times."""
-        if isinstance(expr, relax.Var) or not isinstance(expr, relax.Call | relax.TupleGetItem):
-            return self._builder.normalize(expr) if isinstance(expr, relax.Call) else expr
+        if not isinstance(expr, relax.Call):
+            return expr
         var = self._builder.emit(expr)
-        self._values[var] = self._builder.lookup_binding(var) or expr
-        self._uses[var] = uses
+        self._record(var, expr, uses)
         return var
 
     def value(self, expr: Expr) -> Expr:
@@ -148,9 +150,8 @@ def _rewrite_binding(scope: Scope, binding: Any, mapped: Callable[[Expr], Expr],
     if replaced is None:
         replaced = call
     if isinstance(replaced, relax.Call):
-        var = scope._builder.emit(replaced, name_hint=binding.var.name_hint)
-        bound = scope._builder.lookup_binding(var)
-        scope._record(var, bound if bound is not None else replaced, uses)
+        var = scope._builder.emit(replaced, name_hint=binding.var.name)
+        scope._record(var, replaced, uses)
         return var
     if isinstance(replaced, relax.Var):
         # The surviving variable takes over the readers of the one that went; the read by the call itself is gone.
@@ -162,32 +163,32 @@ def _field(scope: Scope, tuple_value: Expr, index: int, original: Expr) -> Expr:
     inner = scope.value(tuple_value)
     if isinstance(inner, relax.Tuple):
         return inner.fields[index]
-    for (owner, position), var in scope.__dict__.setdefault("_fields", {}).items():
-        if position == index and owner.same_as(tuple_value):
-            return var
-    item = original if original.tuple_value.same_as(tuple_value) else relax.TupleGetItem(tuple_value, index)
-    var = scope._builder.emit(item)
-    scope._record(var, item, 1 << 20)
-    scope.__dict__["_fields"][(tuple_value, index)] = var
-    return var
+    key = (tuple_value, index)
+    if key not in scope._fields:
+        item = original if original.tuple_value.same_as(tuple_value) else relax.TupleGetItem(tuple_value, index)
+        var = scope._builder.emit(item)
+        scope._record(var, item, _MANY)
+        scope._fields[key] = var
+    return scope._fields[key]
 
 
 def _count_uses(function: Any) -> Counter[Any]:
     counts: Counter[Any] = Counter()
 
-    def visit(expr: Expr) -> None:
+    def visit(expr: Expr, times: int) -> None:
         if isinstance(expr, relax.Var):
-            counts[expr] += 1
+            counts[expr] += times
         elif isinstance(expr, relax.Tuple):
             for item in expr.fields:
-                visit(item)
+                visit(item, times)
         elif isinstance(expr, relax.TupleGetItem):
-            visit(expr.tuple_value)
+            visit(expr.tuple_value, times)
         elif isinstance(expr, relax.Call):
             for arg in expr.args:
-                visit(arg)
+                visit(arg, times)
 
     for binding in bindings(function):
-        visit(binding.value)
-    visit(function.body.body)
+        # An alias or a tuple is inlined wherever it is read, which may be in many places.
+        visit(binding.value, 1 if isinstance(binding.value, relax.Call) else _MANY)
+    visit(function.body.body, _MANY)
     return counts

@@ -1,0 +1,184 @@
+"""Operators that do nothing or less than they say → gone, merged or cheaper.
+
+- reshape, flatten, expand_dims, squeeze are all reshapes; of several in a row the last is kept; one to the same shape goes
+- a transpose that only moves axes of size 1 is a reshape; two in a row are one; one that moves nothing goes
+- x·1, x/1, x+0, x−0, x^1, a cast to the same dtype, a slice of everything, a concat of one, dropout, an unbounded clip
+- the shape of a tensor is known without looking at it
+- x/c is x·(1/c), x^2 is x·x, x^0.5 is sqrt(x)
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from autofuse.frontend.constants import array_of, constant, is_constant, scalar_value
+from autofuse.frontend.walk import Scope, dtype_of, op_name, rewrite, static_shape
+
+
+def simplify(module: tvm.IRModule) -> tvm.IRModule:
+    """One walk over `main`, in order, so that chains collapse as they are met."""
+    return rewrite(module, _rule)
+
+
+def _rule(scope: Scope, call: Any) -> Any:
+    name = op_name(call).removeprefix("relax.")
+    if name in ("reshape", "flatten", "expand_dims", "squeeze"):
+        return _reshape(scope, call)
+    rule = _RULES.get(name)
+    return None if rule is None else rule(scope, call)
+
+
+def _reshape(scope: Scope, call: Any) -> Any:
+    shape = static_shape(call)
+    if shape is None:
+        return None
+    data = call.args[0]
+    inner = scope.value(data)
+    if op_name(inner) == "relax.reshape":
+        data = inner.args[0]
+    if static_shape(data) == shape:
+        return data
+    if op_name(call) == "relax.reshape" and data.same_as(call.args[0]):
+        return None
+    return relax.op.reshape(data, shape)
+
+
+def _permute(scope: Scope, call: Any) -> Any:
+    shape = static_shape(call.args[0])
+    if shape is None:
+        return None
+    axes = _permutation(call, len(shape))
+    data = call.args[0]
+    inner = scope.value(data)
+    if op_name(inner) == "relax.permute_dims":
+        first = _permutation(inner, len(shape))
+        axes = [first[axis] for axis in axes]
+        data = inner.args[0]
+        shape = static_shape(data) or shape
+    if axes == sorted(axes):
+        return data
+    moving = [axis for axis in axes if shape[axis] != 1]
+    if moving == sorted(moving):
+        merged = relax.op.reshape(data, [shape[axis] for axis in axes])
+        source = scope.value(data)
+        if op_name(source) == "relax.reshape":
+            merged = relax.op.reshape(source.args[0], [shape[axis] for axis in axes])
+        return merged
+    return None if data.same_as(call.args[0]) else relax.op.permute_dims(data, axes)
+
+
+def _permutation(call: Any, rank: int) -> list[int]:
+    axes = call.attrs.axes
+    return list(range(rank))[::-1] if axes is None else [int(axis) % rank for axis in axes]
+
+
+def _binary_neutral(neutral: float, commutes: bool) -> Any:
+    def rule(scope: Scope, call: Any) -> Any:
+        pairs = [(call.args[0], call.args[1])]
+        if commutes:
+            pairs.append((call.args[1], call.args[0]))
+        for data, other in pairs:
+            if scalar_value(other) == neutral and static_shape(data) == static_shape(call) is not None:
+                return data
+        return None
+
+    return rule
+
+
+def _divide(scope: Scope, call: Any) -> Any:
+    data, divisor = call.args
+    kept = _binary_neutral(1, False)(scope, call)
+    if kept is not None:
+        return kept
+    if not is_constant(divisor) or is_constant(data) or not dtype_of(call).startswith("float"):
+        return None
+    array = array_of(divisor)
+    if array.size > 65536 or not np.all(array):
+        return None
+    with np.errstate(over="ignore"):
+        inverse = (1 / array.astype("float64")).astype(array.dtype)
+    if not np.all(np.isfinite(inverse)) or not np.all(inverse):
+        return None
+    return relax.op.multiply(data, constant(inverse))
+
+
+def _power(scope: Scope, call: Any) -> Any:
+    data = call.args[0]
+    exponent = scalar_value(call.args[1])
+    if exponent is None or static_shape(data) != static_shape(call) or not dtype_of(call).startswith("float"):
+        return None
+    if exponent == 1:
+        return data
+    if exponent == 2:
+        return relax.op.multiply(data, data)
+    if exponent == 3:
+        return relax.op.multiply(scope.emit(relax.op.multiply(data, data)), data)
+    return relax.op.sqrt(data) if exponent == 0.5 else None
+
+
+def _astype(scope: Scope, call: Any) -> Any:
+    return call.args[0] if dtype_of(call.args[0]) == dtype_of(call) else None
+
+
+def _slice(scope: Scope, call: Any) -> Any:
+    strides = call.args[4].fields if len(call.args) > 4 else []
+    same = static_shape(call) == static_shape(call.args[0]) is not None
+    return call.args[0] if same and all(int(stride) == 1 for stride in strides) else None
+
+
+def _same_shape(scope: Scope, call: Any) -> Any:
+    return call.args[0] if static_shape(call) == static_shape(call.args[0]) is not None else None
+
+
+def _concat(scope: Scope, call: Any) -> Any:
+    parts = call.args[0].fields if isinstance(call.args[0], relax.Tuple) else []
+    if len(parts) == 1:
+        return parts[0]
+    filled = [part for part in parts if 0 not in (static_shape(part) or (1,))]
+    if 0 < len(filled) < len(parts):
+        return relax.op.concat(filled, axis=call.attrs.axis) if len(filled) > 1 else filled[0]
+    return None
+
+
+def _dropout(scope: Scope, call: Any) -> Any:
+    shape = static_shape(call.args[0])
+    if shape is None:
+        return None
+    mask = constant(np.ones((), dtype_of(call.args[0])))
+    return relax.Tuple([call.args[0], scope.emit(relax.op.broadcast_to(mask, shape))])
+
+
+def _clip(scope: Scope, call: Any) -> Any:
+    low, high = (getattr(bound, "value", None) for bound in call.args[1:3])
+    if low is None or high is None:
+        return None
+    if low == 0 and high == math.inf:
+        return relax.op.nn.relu(call.args[0])
+    return call.args[0] if low == -math.inf and high == math.inf else None
+
+
+def _shape_of(scope: Scope, call: Any) -> Any:
+    shape = static_shape(call.args[0])
+    return None if shape is None else relax.ShapeExpr(list(shape))
+
+
+_RULES: dict[str, Any] = {
+    "permute_dims": _permute,
+    "multiply": _binary_neutral(1, True),
+    "add": _binary_neutral(0, True),
+    "subtract": _binary_neutral(0, False),
+    "divide": _divide,
+    "power": _power,
+    "astype": _astype,
+    "strided_slice": _slice,
+    "broadcast_to": _same_shape,
+    "concat": _concat,
+    "nn.dropout": _dropout,
+    "clip": _clip,
+    "shape_of": _shape_of,
+}
