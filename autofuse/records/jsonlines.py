@@ -1,0 +1,150 @@
+"""Records as JSON lines: takes a store and writes a file, or a file and gives a MemoryStore.
+
+The first line is {"type": "autofuse-records", "schema": 1}; then hardware, workloads (with their models) and records,
+one object a line, sorted, so that two exports of the same content are the same bytes and files diff well. Nothing
+in a file is ever executed: every line is checked against the fields and types listed here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autofuse.errors import RecordError
+from autofuse.records.memory import MemoryStore
+from autofuse.records.record import REFERENCES, HardwareRow, Record, Workload, canonical, record_to_dict
+from autofuse.records.schema import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from autofuse.records.store import RecordStore
+
+HEADER = "autofuse-records"
+
+_FIELDS: Mapping[str, Mapping[str, type]] = {
+    "hardware": {"digest": str, "name": str, "detail": dict},
+    "workload": {"key": str, "text": str, "label": str, "models": list},
+    "record": {
+        "workload": str,
+        "hardware": str,
+        "family": str,
+        "family_version": int,
+        "config": str,
+        "layouts": str,
+        "status": str,
+        "message": str,
+        "samples": list,
+        "reference_samples": dict,
+        "reference": str,
+        "tvm_version": str,
+        "autofuse_version": str,
+        "tir_digest": str,
+        "created": str,
+    },
+}
+_CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
+
+
+def write(store: RecordStore, path: Path) -> int:
+    """Write all that `store` holds to `path`, through a temporary file; the number of records."""
+    count = 0
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="ascii", newline="\n") as out:
+
+            def line(kind: str, value: Mapping[str, Any]) -> None:
+                out.write(canonical({"type": kind, **value}) + "\n")
+
+            line(HEADER, {"schema": SCHEMA_VERSION})
+            for row in store.hardware():
+                line("hardware", {"digest": row.digest, "name": row.name, "detail": dict(row.detail)})
+            for w in store.workloads():
+                line("workload", {"key": w.key, "text": w.text, "label": w.label, "models": list(store.models(w.key))})
+            for record in store.records():
+                line("record", record_to_dict(record))
+                count += 1
+        temporary.replace(path)
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be written ({error.strerror or error})") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return count
+
+
+def read(path: Path) -> MemoryStore:
+    """What the file holds. RecordError that names the line if anything in it is not as it should be."""
+    store = MemoryStore()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except UnicodeDecodeError as error:
+        raise RecordError(f"{path}: is no text file; give a file that `autofuse records export` wrote") from error
+    lines = text.split("\n")
+    if not lines[-1]:
+        lines.pop()
+    for number, line in enumerate(lines, 1):
+        try:
+            value = json.loads(line, parse_constant=_refuse_constant)
+            if number == 1:
+                _check_header(value)
+            else:
+                _take(store, value)
+        except (ValueError, RecordError) as error:
+            raise RecordError(f"{path}:{number}: {error}; nothing was imported") from error
+    if not lines:
+        raise RecordError(f"{path}: is empty; give a file that `autofuse records export` wrote")
+    return store
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number that a record may hold")
+
+
+def _check_header(value: object) -> None:
+    if not isinstance(value, dict) or value.get("type") != HEADER:
+        raise ValueError(f"the first line does not say {HEADER}: no export of records")
+    schema = value.get("schema")
+    if not isinstance(schema, int) or not 1 <= schema <= SCHEMA_VERSION:
+        raise ValueError(f"schema {schema!r} is not known (up to {SCHEMA_VERSION}): use a newer autofuse")
+
+
+def _take(store: MemoryStore, value: object) -> None:
+    if not isinstance(value, dict):
+        raise ValueError("no JSON object")
+    kind = value.pop("type", None)
+    fields = _FIELDS.get(kind) if isinstance(kind, str) else None
+    if fields is None:
+        raise ValueError(f"type {kind!r} is none of {', '.join(_FIELDS)}")
+    if set(value) != set(fields):
+        odd = sorted(set(value) ^ set(fields))
+        raise ValueError(f"{kind} has missing or unknown fields: {', '.join(odd)}")
+    for name, wanted in fields.items():
+        if not isinstance(value[name], wanted) or isinstance(value[name], bool):
+            raise ValueError(f"{kind}.{name} is no {wanted.__name__}")
+    if kind == "hardware":
+        store.add_hardware(HardwareRow(**value))
+    elif kind == "workload":
+        models = value.pop("models")
+        if not all(isinstance(model, str) for model in models):
+            raise ValueError("workload.models is no list of names")
+        store.add_workload(Workload(**value), models)
+    else:
+        if not _CREATED.fullmatch(value["created"]):
+            raise ValueError(f"record.created {value['created']!r} is no UTC time")
+        if not set(value["reference_samples"]) <= set(REFERENCES):
+            raise ValueError("record.reference_samples has an unknown reference")
+        value["samples"] = _times(value["samples"])
+        value["reference_samples"] = {n: _times(t) for n, t in value["reference_samples"].items()}
+        store.add(Record(**value))
+
+
+def _times(values: object) -> tuple[float, ...]:
+    if not isinstance(values, list) or not all(
+        isinstance(v, (int, float)) and not isinstance(v, bool) and 0 < v < float("inf") for v in values
+    ):
+        raise ValueError("samples are no list of positive times")
+    return tuple(float(v) for v in values)

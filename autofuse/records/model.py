@@ -1,0 +1,65 @@
+"""The recorded cost model: a candidate's measured latency where there is one, another model's answer elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autofuse.cost.model import Candidate, CostModel
+from autofuse.graph.model import Group
+from autofuse.records.identity import KeyOf, default_key, identity_of
+from autofuse.records.record import Identity, Measured
+from autofuse.records.store import RecordStore
+
+
+class RecordedCostModel(CostModel):
+    """Costs from the records of one hardware and of the families' present versions, else `fallback`'s.
+
+    The normalised latency counts. A recorded failure costs infinity. Answers are kept: records that are added to the
+    store later are not seen by this object. `key_of` gives a group's workload key.
+    """
+
+    name: ClassVar[str] = "recorded"
+
+    def __init__(
+        self, store: RecordStore, hardware_digest: str, fallback: CostModel, key_of: KeyOf | None = None
+    ) -> None:
+        self._store = store
+        self._hardware = hardware_digest
+        self._fallback = fallback
+        self._key_of = key_of or default_key()
+        self._keys: dict[tuple[int, Group], tuple[Group, str]] = {}
+        self._known: dict[Identity, Measured | None] = {}
+
+    def costs(self, candidates: Sequence[Candidate]) -> NDArray[np.float64]:
+        found = self._find(candidates)
+        missing = [i for i, measured in enumerate(found) if measured is None]
+        costs = np.empty(len(candidates), dtype=np.float64)
+        for i, measured in enumerate(found):
+            if measured is not None:
+                costs[i] = np.inf if measured.normalised is None else measured.normalised
+        if missing:
+            costs[missing] = self._fallback.costs([candidates[i] for i in missing])
+        return costs
+
+    def sources(self, candidates: Sequence[Candidate]) -> list[str]:
+        found = self._find(candidates)
+        rest = iter(self._fallback.sources([c for c, measured in zip(candidates, found, strict=True) if not measured]))
+        return ["record" if measured else next(rest) for measured in found]
+
+    def _find(self, candidates: Sequence[Candidate]) -> list[Measured | None]:
+        identities = [identity_of(c, self._key(c.group), self._hardware) for c in candidates]
+        new = [i for i in dict.fromkeys(identities) if i not in self._known]
+        if new:
+            self._known.update(zip(new, self._store.lookup(new), strict=True))
+        return [self._known[i] for i in identities]
+
+    def _key(self, group: Group) -> str:
+        # Groups of different graphs may compare equal; the kept group keeps its graph's id from being used again.
+        entry = self._keys.get((id(group.graph), group))
+        if entry is None:
+            entry = self._keys[(id(group.graph), group)] = (group, self._key_of(group))
+        return entry[1]

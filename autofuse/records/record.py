@@ -1,0 +1,198 @@
+"""What the record store holds: records of measurements, the workloads and the hardware they belong to. Plain data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from functools import cached_property
+from typing import Any
+
+STATUSES = ("ok", "wrong", "build_failed", "crashed", "timeout", "oom")
+"""How a measurement ended: `ok` was timed; `wrong` ran but gave other numbers than the reference; the others did not
+run to their end (`oom`: out of memory)."""
+
+REFERENCES = ("arithmetic", "memory")
+"""The fixed reference kernels that every measurement is interleaved with."""
+
+
+def now() -> str:
+    """The present time as records keep it: UTC, ISO 8601, microseconds."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def rounded(seconds: float) -> float:
+    """Five significant digits: finer than any clock noise, and short in the database."""
+    return float(f"{seconds:.5g}")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a record is about: which kernel, on which hardware. Several records may share one (repeated measurements).
+
+    `layouts` is the text of the layouts at the group's borders, which the workload key leaves out.
+    """
+
+    workload: str
+    hardware: str
+    family: str
+    family_version: int
+    config: str
+    layouts: str = ""
+
+
+@dataclass(frozen=True)
+class HardwareRow:
+    """Hardware as records know it: `digest` of `detail`, which holds plain JSON values, and a readable name."""
+
+    digest: str
+    name: str
+    detail: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a group computes: its key, the canonical text that the key is the hash of, and a short readable label."""
+
+    key: str
+    text: str
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One measurement, or one failure. Times in seconds.
+
+    `samples[i]` was taken next to `reference_samples[name][i]`; `reference` names the reference kernel whose drift the
+    measured kernel is taken to share. `normalised` is filled in by the store that the record is read from: the ratio to
+    the reference times the reference's usual time on that hardware (the plain latency while that is not known).
+    `tir_digest` identifies the scheduled code that was timed ("" if it is not known).
+    """
+
+    workload: str
+    hardware: str
+    family: str
+    family_version: int
+    config: str
+    layouts: str = ""
+    status: str = "ok"
+    message: str = ""
+    samples: tuple[float, ...] = ()
+    reference_samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
+    reference: str = "arithmetic"
+    tvm_version: str = ""
+    autofuse_version: str = ""
+    tir_digest: str = ""
+    created: str = field(default_factory=now)
+    normalised: float | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.status not in STATUSES:
+            raise ValueError(f"status {self.status!r} is none of {', '.join(STATUSES)}")
+        if self.reference not in REFERENCES:
+            raise ValueError(f"reference {self.reference!r} is none of {', '.join(REFERENCES)}")
+        if self.status == "ok" and not self.samples:
+            raise ValueError("a successful record has no samples")
+        if any(not 0 < s < float("inf") for s in self.samples):
+            raise ValueError("samples must be positive and finite")
+
+    @property
+    def ok(self) -> bool:
+        """True if the kernel was right and was timed."""
+        return self.status == "ok"
+
+    @cached_property
+    def identity(self) -> Identity:
+        """What the record is about."""
+        return Identity(self.workload, self.hardware, self.family, self.family_version, self.config, self.layouts)
+
+    @cached_property
+    def latency(self) -> float | None:
+        """Median of the samples; None for a failure."""
+        return statistics.median(self.samples) if self.ok else None
+
+    @cached_property
+    def reference_latency(self) -> float | None:
+        """Median of the reference kernel's samples; None if there are none."""
+        samples = self.reference_samples.get(self.reference, ())
+        return statistics.median(samples) if self.ok and samples else None
+
+    @cached_property
+    def ratio(self) -> float | None:
+        """Median of sample / reference sample, pair by pair; None if there are no reference samples."""
+        pairs = zip(self.samples, self.reference_samples.get(self.reference, ()), strict=False)
+        ratios = [sample / reference for sample, reference in pairs]
+        return statistics.median(ratios) if self.ok and ratios else None
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of everything measured: the same record merged twice is one record."""
+        return hashlib.sha256(canonical(record_to_dict(self)).encode()).hexdigest()[:32]
+
+    def normalise(self, baseline: float | None) -> float | None:
+        """Latency with the machine's drift taken out; `baseline` is the reference's usual time, None if not known."""
+        if self.ratio is None or baseline is None:
+            return self.latency
+        return self.ratio * baseline
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The short answer to a look-up: how the newest record ended, and its latencies (None for a failure)."""
+
+    status: str
+    latency: float | None
+    normalised: float | None
+
+
+@dataclass(frozen=True)
+class StoreStats:
+    """What a store holds, counted. `failed` counts the records of each status other than ok."""
+
+    ok: int
+    failed: Mapping[str, int]
+    workloads: int
+    models: tuple[str, ...]
+    hardware: tuple[str, ...]
+    families: Mapping[str, int]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "ok": self.ok,
+            "failed": sum(self.failed.values()),
+            "failures": dict(sorted(self.failed.items())),
+            "workloads": self.workloads,
+            "models": list(self.models),
+            "hardware": list(self.hardware),
+            "families": dict(sorted(self.families.items())),
+        }
+
+
+def canonical(value: object) -> str:
+    """JSON text that depends on nothing but the value: sorted keys, no spaces, ASCII."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def record_to_dict(record: Record) -> dict[str, Any]:
+    """Plain JSON values of what was measured (nothing that can be computed from the rest)."""
+    return {
+        "workload": record.workload,
+        "hardware": record.hardware,
+        "family": record.family,
+        "family_version": record.family_version,
+        "config": record.config,
+        "layouts": record.layouts,
+        "status": record.status,
+        "message": record.message,
+        "samples": list(record.samples),
+        "reference_samples": {name: list(times) for name, times in sorted(record.reference_samples.items())},
+        "reference": record.reference,
+        "tvm_version": record.tvm_version,
+        "autofuse_version": record.autofuse_version,
+        "tir_digest": record.tir_digest,
+        "created": record.created,
+    }

@@ -1,0 +1,76 @@
+"""The tables of the SQLite store. Documented here, created and changed by `migrations.py` alone.
+
+meta        name → value; `schema_version` is the version of the schema, `application` marks the file as ours.
+hardware    one row per machine description: digest, readable name, detail (JSON), and the usual times, in seconds, of
+            the reference kernels on it (medians over its records; NULL until there are some).
+software    what made a kernel: TVM's and autofuse's versions, schedule family and its version.
+workload    key, canonical text of the group, readable label.
+membership  which models contain a workload.
+record      one measurement of one kernel: the three above, configuration, border layouts, how it ended, samples (JSON
+            list, seconds), reference samples (JSON object of lists as long as `samples`), the reference that counts,
+            and what look-ups need of them: latency and reference_latency (medians, seconds), ratio (median of the
+            pairwise ratios). tir_digest identifies the scheduled code. created is UTC. digest makes merging idempotent.
+"""
+
+from __future__ import annotations
+
+from autofuse.records.record import REFERENCES, STATUSES
+
+SCHEMA_VERSION = 1
+APPLICATION = "autofuse records"
+
+
+def _one_of(names: tuple[str, ...]) -> str:
+    return ", ".join(f"'{name}'" for name in names)
+
+
+VERSION_1 = (
+    "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+    """CREATE TABLE hardware (
+        id INTEGER PRIMARY KEY,
+        digest TEXT NOT NULL UNIQUE,
+        name TEXT NOT NULL,
+        detail TEXT NOT NULL,
+        arithmetic_baseline REAL,
+        memory_baseline REAL)""",
+    """CREATE TABLE software (
+        id INTEGER PRIMARY KEY,
+        tvm TEXT NOT NULL,
+        autofuse TEXT NOT NULL,
+        family TEXT NOT NULL,
+        family_version INTEGER NOT NULL,
+        UNIQUE (family, family_version, tvm, autofuse))""",
+    """CREATE TABLE workload (
+        id INTEGER PRIMARY KEY,
+        key TEXT NOT NULL UNIQUE,
+        text TEXT NOT NULL,
+        label TEXT NOT NULL)""",
+    """CREATE TABLE membership (
+        workload INTEGER NOT NULL REFERENCES workload (id) ON DELETE CASCADE,
+        model TEXT NOT NULL,
+        PRIMARY KEY (workload, model)) WITHOUT ROWID""",
+    f"""CREATE TABLE record (
+        id INTEGER PRIMARY KEY,
+        digest TEXT NOT NULL UNIQUE,
+        workload INTEGER NOT NULL REFERENCES workload (id),
+        hardware INTEGER NOT NULL REFERENCES hardware (id),
+        software INTEGER NOT NULL REFERENCES software (id),
+        config TEXT NOT NULL,
+        layouts TEXT NOT NULL,
+        status TEXT NOT NULL CHECK (status IN ({_one_of(STATUSES)})),
+        message TEXT NOT NULL,
+        samples TEXT NOT NULL,
+        reference_samples TEXT NOT NULL,
+        reference TEXT NOT NULL CHECK (reference IN ({_one_of(REFERENCES)})),
+        latency REAL CHECK (latency > 0),
+        reference_latency REAL CHECK (reference_latency > 0),
+        ratio REAL CHECK (ratio > 0),
+        tir_digest TEXT NOT NULL,
+        created TEXT NOT NULL,
+        CHECK ((status = 'ok') = (latency IS NOT NULL)))""",
+    "CREATE INDEX record_lookup ON record (workload, hardware, config, layouts)",
+    "CREATE INDEX record_hardware ON record (hardware, status)",
+    "CREATE INDEX record_software ON record (software)",
+    "CREATE INDEX membership_model ON membership (model)",
+)
+"""The statements that make an empty database one of version 1."""

@@ -1,0 +1,353 @@
+"""The record store on SQLite (through sqlite-utils): a file that many processes may write at once.
+
+Write-ahead log, so that readers never wait; each addition is one IMMEDIATE transaction, so that a process killed at
+any moment loses at most what it had not added yet. The file is checked before anything in it is changed.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import statistics
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autofuse.errors import RecordError
+from autofuse.records.migrations import migrate, version_of
+from autofuse.records.record import (
+    REFERENCES,
+    HardwareRow,
+    Identity,
+    Measured,
+    Record,
+    StoreStats,
+    Workload,
+    canonical,
+)
+from autofuse.records.schema import SCHEMA_VERSION
+from autofuse.records.store import RecordStore
+
+if TYPE_CHECKING:
+    from sqlite_utils import Database
+
+_JOINED = """record AS r
+    JOIN workload AS w ON w.id = r.workload
+    JOIN hardware AS h ON h.id = r.hardware
+    JOIN software AS s ON s.id = r.software"""
+
+# NULL when the record has no ratio or the hardware no baseline yet: then the plain latency stands.
+_NORMALISED = """coalesce(r.ratio * CASE r.reference WHEN 'arithmetic' THEN h.arithmetic_baseline
+    ELSE h.memory_baseline END, r.latency)"""
+
+_COLUMNS = f"""w.key, h.digest, s.family, s.family_version, r.config, r.layouts, r.status, r.message, r.samples,
+    r.reference_samples, r.reference, s.tvm, s.autofuse, r.tir_digest, r.created, {_NORMALISED} AS normalised"""
+
+_IDENTITY = "w.key, h.digest, s.family, s.family_version, r.config, r.layouts"
+
+
+def _explain(path: Path, error: sqlite3.Error, wait: float) -> RecordError:
+    text = str(error)
+    if "locked" in text or "busy" in text:
+        return RecordError(f"{path}: locked by another process for over {wait:g} s; let it end, then start again")
+    if "readonly" in text:
+        return RecordError(f"{path}: is read-only; copy it, or change the permissions of the file and its folder")
+    if "disk is full" in text or "full" in text.split():
+        return RecordError(f"{path}: the disk is full; nothing of the last addition was kept; free some space")
+    if "unable to open" in text:
+        return RecordError(f"{path}: cannot be opened; check that the folder exists and may be written to")
+    if "not a database" in text or "malformed" in text:
+        return RecordError(f"{path}: is damaged or no SQLite database ({text}); restore it from a copy or an export")
+    return RecordError(f"{path}: {text}")
+
+
+class SqliteStore(RecordStore):
+    """Records in the SQLite file `path`, created if it is not there (unless `readonly`).
+
+    `wait`: seconds to wait for another process that is writing. RecordError for a file that is locked, damaged,
+    read-only, no record store, or of a newer schema; such a file is left as it was.
+    """
+
+    def __init__(self, path: str | Path, *, readonly: bool = False, wait: float = 60.0) -> None:
+        from sqlite_utils import Database
+
+        self.path = Path(path)
+        self.wait = wait
+        self._closed = False
+        if readonly and not self.path.is_file():
+            raise RecordError(f"{self.path}: no such file; collect records first, or give another file")
+        if self.path.is_dir():
+            raise RecordError(f"{self.path}: is a folder; give a file")
+        mode = "ro" if readonly else "rwc"
+        with self._errors():
+            connection = sqlite3.connect(
+                f"{self.path.absolute().as_uri()}?mode={mode}", uri=True, timeout=wait, isolation_level=None
+            )
+            try:
+                self._db: Database = Database(connection, recursive_triggers=False, execute_plugins=False)
+                self._open(readonly)
+            except BaseException:
+                connection.close()
+                raise
+
+    def _open(self, readonly: bool) -> None:
+        version = version_of(self._db, str(self.path))
+        if readonly:
+            if version < SCHEMA_VERSION:
+                raise RecordError(
+                    f"{self.path}: records of schema version {version}; open it for writing once to bring it to "
+                    f"{SCHEMA_VERSION}"
+                )
+            return
+        if version < SCHEMA_VERSION:
+            self._write_ahead()
+            with self._transaction():
+                migrate(self._db, str(self.path))
+        self._db.execute("PRAGMA foreign_keys = ON")
+        # A killed process loses nothing with NORMAL; only a power cut may lose the last additions, never the file.
+        self._db.execute("PRAGMA synchronous = NORMAL")
+
+    def _write_ahead(self) -> None:
+        """Switch to the write-ahead log; SQLite does not wait for other processes here, so this does."""
+        end = time.monotonic() + self.wait
+        while True:
+            try:
+                self._db.enable_wal()
+                return
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > end:
+                    raise
+                time.sleep(0.02)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise _explain(self.path, error, self.wait) from error
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._errors():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.conn.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    def _rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        with self._errors():
+            return list(self._db.execute(sql, parameters).fetchall())
+
+    def add_hardware(self, hardware: HardwareRow) -> None:
+        with self._transaction():
+            self._insert_hardware(hardware)
+
+    def add_workload(self, workload: Workload, models: Iterable[str] = ()) -> None:
+        with self._transaction():
+            self._insert_workload(workload, models)
+
+    def add(self, record: Record) -> bool:
+        with self._transaction():
+            return self._insert(record)
+
+    def _insert_hardware(self, row: HardwareRow) -> None:
+        self._db.execute(
+            "INSERT OR IGNORE INTO hardware (digest, name, detail) VALUES (?, ?, ?)",
+            [row.digest, row.name, canonical(dict(row.detail))],
+        )
+
+    def _insert_workload(self, workload: Workload, models: Iterable[str]) -> None:
+        self._db.execute(
+            "INSERT OR IGNORE INTO workload (key, text, label) VALUES (?, ?, ?)",
+            [workload.key, workload.text, workload.label],
+        )
+        for model in models:
+            self._db.execute(
+                "INSERT OR IGNORE INTO membership SELECT id, ? FROM workload WHERE key = ?", [model, workload.key]
+            )
+
+    def _insert(self, record: Record) -> bool:
+        software = [record.tvm_version, record.autofuse_version, record.family, record.family_version]
+        self._db.execute(
+            "INSERT OR IGNORE INTO software (tvm, autofuse, family, family_version) VALUES (?, ?, ?, ?)", software
+        )
+        found = self._db.execute(
+            """SELECT (SELECT id FROM workload WHERE key = ?), (SELECT id FROM hardware WHERE digest = ?),
+            (SELECT id FROM software WHERE tvm = ? AND autofuse = ? AND family = ? AND family_version = ?)""",
+            [record.workload, record.hardware, *software],
+        ).fetchone()
+        if found[0] is None:
+            raise RecordError(f"record of unknown workload {record.workload}: add the workload first")
+        if found[1] is None:
+            raise RecordError(f"record of unknown hardware {record.hardware}: add the hardware first")
+        cursor = self._db.execute(
+            """INSERT INTO record (digest, workload, hardware, software, config, layouts, status, message, samples,
+            reference_samples, reference, latency, reference_latency, ratio, tir_digest, created)
+            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (digest) DO NOTHING""",
+            [
+                record.digest,
+                *found,
+                record.config,
+                record.layouts,
+                record.status,
+                record.message,
+                canonical(list(record.samples)),
+                canonical({name: list(times) for name, times in record.reference_samples.items()}),
+                record.reference,
+                record.latency,
+                record.reference_latency,
+                record.ratio,
+                record.tir_digest,
+                record.created,
+            ],
+        )
+        return bool(cursor.rowcount > 0)
+
+    def find(self, identity: Identity) -> Record | None:
+        rows = self._rows(
+            f"""SELECT {_COLUMNS} FROM {_JOINED} WHERE w.key = ? AND h.digest = ? AND s.family = ?
+            AND s.family_version = ? AND r.config = ? AND r.layouts = ?
+            ORDER BY r.created DESC, r.digest DESC LIMIT 1""",
+            [
+                identity.workload,
+                identity.hardware,
+                identity.family,
+                identity.family_version,
+                identity.config,
+                identity.layouts,
+            ],
+        )
+        return self._record(rows[0]) if rows else None
+
+    def lookup(self, identities: Sequence[Identity]) -> list[Measured | None]:
+        wanted = [[i.workload, i.hardware, i.family, i.family_version, i.config, i.layouts] for i in identities]
+        # CROSS JOIN fixes the order of the joins: from each wanted row straight into the look-up index.
+        rows = self._rows(
+            f"""SELECT wanted.key, r.status, r.latency, {_NORMALISED}
+            FROM json_each(?) AS wanted
+            CROSS JOIN workload AS w ON w.key = json_extract(wanted.value, '$[0]')
+            CROSS JOIN hardware AS h ON h.digest = json_extract(wanted.value, '$[1]')
+            CROSS JOIN record AS r ON r.workload = w.id AND r.hardware = h.id
+                AND r.config = json_extract(wanted.value, '$[4]') AND r.layouts = json_extract(wanted.value, '$[5]')
+            CROSS JOIN software AS s ON s.id = r.software AND s.family = json_extract(wanted.value, '$[2]')
+                AND s.family_version = json_extract(wanted.value, '$[3]')
+            ORDER BY r.created, r.digest""",
+            [json.dumps(wanted)],
+        )
+        found: list[Measured | None] = [None] * len(wanted)
+        for position, status, latency, normalised in rows:
+            found[position] = Measured(status, latency, normalised)
+        return found
+
+    def best(self, workload: str, hardware: str, versions: Mapping[str, int] | None = None) -> Record | None:
+        rows = self._rows(
+            f"""SELECT * FROM (
+                SELECT {_COLUMNS}, r.digest AS mark, row_number() OVER (
+                    PARTITION BY {_IDENTITY} ORDER BY r.created DESC, r.digest DESC) AS age
+                FROM {_JOINED} WHERE w.key = ? AND h.digest = ?
+                AND (? IS NULL OR (s.family, s.family_version) IN (
+                    SELECT key, value FROM json_each(coalesce(?, '{{}}'))))
+            ) WHERE age = 1 AND status = 'ok'
+            ORDER BY normalised, family, family_version, config, layouts, created, mark LIMIT 1""",
+            [workload, hardware, *([None if versions is None else json.dumps(dict(versions))] * 2)],
+        )
+        return self._record(rows[0][:16]) if rows else None
+
+    def records(self, hardware: str | None = None) -> Iterator[Record]:
+        sql = f"""SELECT {_COLUMNS} FROM {_JOINED} WHERE ? IS NULL OR h.digest = ?
+            ORDER BY {_IDENTITY}, r.created, r.digest"""
+        with self._errors():
+            yield from (self._record(row) for row in self._db.execute(sql, [hardware, hardware]))
+
+    @staticmethod
+    def _record(row: Sequence[Any]) -> Record:
+        workload, hardware, family, version, config, layouts, status, message, samples, references, *rest = row
+        reference, tvm, autofuse, tir_digest, created, normalised = rest
+        return Record(
+            workload,
+            hardware,
+            family,
+            version,
+            config,
+            layouts,
+            status,
+            message,
+            tuple(json.loads(samples)),
+            {name: tuple(times) for name, times in json.loads(references).items()},
+            reference,
+            tvm,
+            autofuse,
+            tir_digest,
+            created,
+            normalised,
+        )
+
+    def workloads(self) -> Iterator[Workload]:
+        yield from (Workload(*row) for row in self._rows("SELECT key, text, label FROM workload ORDER BY key"))
+
+    def hardware(self) -> Iterator[HardwareRow]:
+        for digest, name, detail in self._rows("SELECT digest, name, detail FROM hardware ORDER BY digest"):
+            yield HardwareRow(digest, name, json.loads(detail))
+
+    def models(self, workload: str) -> tuple[str, ...]:
+        rows = self._rows(
+            "SELECT m.model FROM membership AS m JOIN workload AS w ON w.id = m.workload WHERE w.key = ? ORDER BY 1",
+            [workload],
+        )
+        return tuple(row[0] for row in rows)
+
+    def refresh_baseline(self, hardware: str) -> Mapping[str, float]:
+        with self._transaction():
+            for name in REFERENCES:
+                times = self._db.execute(
+                    """SELECT r.reference_latency FROM record AS r JOIN hardware AS h ON h.id = r.hardware
+                    WHERE h.digest = ? AND r.status = 'ok' AND r.reference = ? AND r.reference_latency IS NOT NULL""",
+                    [hardware, name],
+                ).fetchall()
+                usual = statistics.median(row[0] for row in times) if times else None
+                self._db.execute(f"UPDATE hardware SET {name}_baseline = ? WHERE digest = ?", [usual, hardware])
+        return self.baseline(hardware)
+
+    def baseline(self, hardware: str) -> Mapping[str, float]:
+        rows = self._rows("SELECT arithmetic_baseline, memory_baseline FROM hardware WHERE digest = ?", [hardware])
+        return {name: row[i] for row in rows for i, name in enumerate(REFERENCES) if row[i] is not None}
+
+    def stats(self) -> StoreStats:
+        statuses = dict(self._rows("SELECT status, count(*) FROM record GROUP BY status"))
+        ok = statuses.pop("ok", 0)
+        families = self._rows(
+            """SELECT s.family || ' ' || s.family_version, count(*) FROM record AS r
+            JOIN software AS s ON s.id = r.software GROUP BY 1"""
+        )
+        return StoreStats(
+            ok,
+            statuses,
+            self._rows("SELECT count(*) FROM workload")[0][0],
+            tuple(row[0] for row in self._rows("SELECT DISTINCT model FROM membership ORDER BY 1")),
+            tuple(row[0] for row in self._rows("SELECT digest FROM hardware ORDER BY 1")),
+            dict(families),
+        )
+
+    def _add_all(
+        self,
+        hardware: Sequence[HardwareRow],
+        workloads: Sequence[tuple[Workload, tuple[str, ...]]],
+        records: Sequence[Record],
+    ) -> int:
+        with self._transaction():
+            for row in hardware:
+                self._insert_hardware(row)
+            for workload, models in workloads:
+                self._insert_workload(workload, models)
+            return sum(self._insert(record) for record in records)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._db.conn.close()

@@ -1,0 +1,124 @@
+"""The interface of a record store: what collection writes to and what cost models and training read from."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from autofuse.records.record import HardwareRow, Identity, Measured, Record, StoreStats, Workload
+
+
+class RecordStore(abc.ABC):
+    """Keeps records. Every method that adds is atomic and idempotent: adding what is there already changes nothing.
+
+    A record can be added only after its hardware and its workload. Several records may have one identity; the newest
+    (latest `created`, then largest digest) is the one that counts. A store object belongs to one thread; several
+    processes may each open the same file. RecordError, one line, for whatever a user can act on.
+    """
+
+    @abc.abstractmethod
+    def add_hardware(self, hardware: HardwareRow) -> None:
+        """Make the hardware known."""
+
+    @abc.abstractmethod
+    def add_workload(self, workload: Workload, models: Iterable[str] = ()) -> None:
+        """Make the workload known, and that `models` contain it. Its first text and label stay."""
+
+    @abc.abstractmethod
+    def add(self, record: Record) -> bool:
+        """Keep the record; False if it was there. RecordError if its hardware or workload is not known."""
+
+    @abc.abstractmethod
+    def find(self, identity: Identity) -> Record | None:
+        """The newest record of what `identity` names."""
+
+    @abc.abstractmethod
+    def lookup(self, identities: Sequence[Identity]) -> list[Measured | None]:
+        """For each identity what its newest record says, in one query for all of them."""
+
+    @abc.abstractmethod
+    def best(self, workload: str, hardware: str, versions: Mapping[str, int] | None = None) -> Record | None:
+        """The fastest kernel known for a workload: least normalised latency among each identity's newest record.
+
+        `versions` (family → version) leaves out records of other families or versions.
+        """
+
+    @abc.abstractmethod
+    def records(self, hardware: str | None = None) -> Iterator[Record]:
+        """All records, of one hardware if given, ordered by identity, then time, then digest."""
+
+    @abc.abstractmethod
+    def workloads(self) -> Iterator[Workload]:
+        """All workloads, by key."""
+
+    @abc.abstractmethod
+    def hardware(self) -> Iterator[HardwareRow]:
+        """All hardware, by digest."""
+
+    @abc.abstractmethod
+    def models(self, workload: str) -> tuple[str, ...]:
+        """The models that contain a workload, sorted."""
+
+    @abc.abstractmethod
+    def refresh_baseline(self, hardware: str) -> Mapping[str, float]:
+        """Take the medians of the reference kernels over the hardware's records as their usual times, in seconds.
+
+        Latencies are normalised with these. Called at the end of a collection and after a merge.
+        """
+
+    @abc.abstractmethod
+    def baseline(self, hardware: str) -> Mapping[str, float]:
+        """The usual times of the reference kernels, in seconds; empty until refresh_baseline found some."""
+
+    @abc.abstractmethod
+    def stats(self) -> StoreStats:
+        """Counts of what is there."""
+
+    @abc.abstractmethod
+    def _add_all(
+        self,
+        hardware: Sequence[HardwareRow],
+        workloads: Sequence[tuple[Workload, tuple[str, ...]]],
+        records: Sequence[Record],
+    ) -> int:
+        """Add everything or, if anything fails, nothing; the number of records that were new."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Let go of the file. The store cannot be used afterwards; closing twice does nothing."""
+
+    def merge(self, other: RecordStore) -> int:
+        """Take over everything that `other` holds, all or nothing; the number of records that were new."""
+        hardware = list(other.hardware())
+        added = self._add_all(hardware, [(w, other.models(w.key)) for w in other.workloads()], list(other.records()))
+        for row in hardware:
+            self.refresh_baseline(row.digest)
+        return added
+
+    def export_lines(self, path: str | Path) -> int:
+        """Write everything as sorted JSON lines (see `jsonlines.py`); the number of records written."""
+        from autofuse.records.jsonlines import write
+
+        return write(self, Path(path))
+
+    def import_lines(self, path: str | Path) -> int:
+        """Add what a file of JSON lines holds, all or nothing; the number of records that were new."""
+        from autofuse.records.jsonlines import read
+
+        return self.merge(read(Path(path)))
+
+    def __enter__(self) -> RecordStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def order(record: Record) -> tuple[str, str, str, int, str, str, str, str]:
+    """Sort key of `records()`."""
+    i = record.identity
+    return (i.workload, i.hardware, i.family, i.family_version, i.config, i.layouts, record.created, record.digest)
