@@ -12,6 +12,7 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator
+from typing import cast
 
 import onnx
 import onnx.inliner
@@ -24,6 +25,8 @@ _SKIPPED_PATTERNS = [
     "FusionGemm", "FusionGemmMul", "FusionGemmAdd", "FusionConvBN", "FusionConvTransposeBN",
     "FusionConvMul", "FusionConvTransposeMul", "FusionConvAdd", "FusionConvTransposeAdd",
 ]  # fmt: skip
+
+_HOLDER = "autofuse.inputs"
 
 
 def slim_onnx(model: onnx.ModelProto, supported: set[str], strict: bool) -> onnx.ModelProto:
@@ -143,10 +146,18 @@ def _inline_unsupported(model: onnx.ModelProto, supported: set[str]) -> onnx.Mod
 def _structural_slim(model: onnx.ModelProto) -> onnx.ModelProto:
     import onnxslim
 
+    # The simplifier compares every input with every other, again and again, but not the outputs of a node.
+    holder = onnx.helper.make_node("Inputs", [], [value.name for value in model.graph.input], domain=_HOLDER)
+    held = onnx.ModelProto()
+    held.CopyFrom(model)
+    del held.graph.input[:], held.graph.node[:]
+    held.graph.node.append(holder)
+    held.graph.node.extend(model.graph.node)
+    held.graph.value_info.extend(model.graph.input)
     with quiet_onnxslim():
         try:
             slimmed = onnxslim.slim(
-                model,
+                held,
                 no_shape_infer=True,
                 skip_fusion_patterns=_SKIPPED_PATTERNS,
                 skip_optimizations=["constant_folding", "weight_tying"],
@@ -154,7 +165,13 @@ def _structural_slim(model: onnx.ModelProto) -> onnx.ModelProto:
         except Exception:
             # Simplifying is worth having, not needed: an odd graph goes on as it is.
             return model
-    return slimmed if slimmed is not None else model
+    if slimmed is None:
+        return model
+    nodes = [node for node in slimmed.graph.node if node.domain != _HOLDER]
+    del slimmed.graph.node[:]
+    slimmed.graph.node.extend(nodes)
+    slimmed.graph.input.extend(model.graph.input)
+    return cast(onnx.ModelProto, slimmed)
 
 
 @contextlib.contextmanager
