@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import BytesIO
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,10 @@ from onnx import TensorProto, TypeProto, helper, numpy_helper, shape_inference
 
 OPSET = 17
 IR_VERSION = 8
+# Floats drawn at a time: 1 MB.
+_CHUNK = 1 << 18
+# Elements from which a filter is centred.
+CENTRED_FROM = 16
 
 
 class GraphBuilder:
@@ -62,20 +68,25 @@ class GraphBuilder:
         self._types[name] = info.type
         return name
 
-    def normal(self, name: str, shape: Sequence[int], std: float, mean: float = 0.0) -> str:
-        """A parameter drawn from N(mean, std²)."""
-        data = self._rng.standard_normal(tuple(shape), dtype=np.float32)
-        data *= np.float32(std)
-        if mean:
-            data += np.float32(mean)
-        return self._parameter(name, data)
+    def normal(self, name: str, shape: Sequence[int], std: float) -> str:
+        """A parameter drawn from N(0, std²)."""
+        return self._normal(name, shape, std, centred=False)
+
+    def filters(self, name: str, shape: Sequence[int], std: float) -> str:
+        """A parameter of shape (out, ...) drawn from N(0, std²), then centred so that every filter sums to zero.
+
+        Activations behind a rectifier are positive. A filter that sums to zero does not see their common mean, which
+        would otherwise swamp, layer after layer, the part that depends on the input (Qiao et al. 2019,
+        arXiv:1903.10520). Filters of few elements are left as drawn: centring would make them blind to flat areas.
+        """
+        return self._normal(name, shape, std, centred=prod(shape[1:]) >= CENTRED_FROM)
 
     def uniform(self, name: str, shape: Sequence[int], low: float, high: float) -> str:
         """A parameter drawn evenly from [low, high)."""
         data = self._rng.random(tuple(shape), dtype=np.float32)
         data *= np.float32(high - low)
         data += np.float32(low)
-        return self._parameter(name, data)
+        return self._parameter(name, shape, data.astype("<f4", copy=False).tobytes())
 
     def constant(self, array: NDArray[Any]) -> str:
         """A fixed tensor as a Constant node; equal constants share one node."""
@@ -136,14 +147,29 @@ class GraphBuilder:
         )
         return self._model
 
-    def _parameter(self, name: str, data: NDArray[np.float32]) -> str:
+    def _normal(self, name: str, shape: Sequence[int], std: float, *, centred: bool) -> str:
+        # Drawn a few rows at a time: a weight of 400 MB then costs one copy of itself and a scratch that fits a cache.
+        rows, width = shape[0], prod(shape[1:])
+        step = min(rows, max(1, _CHUNK // width))
+        scratch = np.empty((step, width), dtype=np.float32)
+        buffer = BytesIO()
+        for start in range(0, rows, step):
+            part = scratch[: min(step, rows - start)]
+            self._rng.standard_normal(dtype=np.float32, out=part)
+            part *= np.float32(std)
+            if centred:
+                part -= part.mean(axis=1, keepdims=True)
+            buffer.write(part.astype("<f4", copy=False).data)
+        return self._parameter(name, shape, buffer.getvalue())
+
+    def _parameter(self, name: str, shape: Sequence[int], raw: bytes) -> str:
         full = self._unique(".".join([*self._scopes, name]))
         tensor = self._model.graph.initializer.add()
         tensor.name = full
         tensor.data_type = TensorProto.FLOAT
-        tensor.dims.extend(data.shape)
-        tensor.raw_data = data.astype("<f4", copy=False).tobytes()
-        self._types[full] = helper.make_tensor_type_proto(TensorProto.FLOAT, data.shape)
+        tensor.dims.extend(shape)
+        tensor.raw_data = raw
+        self._types[full] = helper.make_tensor_type_proto(TensorProto.FLOAT, shape)
         return full
 
     def _unique(self, name: str) -> str:
