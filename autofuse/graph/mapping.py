@@ -1,0 +1,419 @@
+"""Mapping types: classifies the index maps of an operand numerically, exactly where that is small.
+
+Takes an `OutputAccess` (`graph/access.py`), gives one `Access` per operand. Index maps nearly always fall apart into
+independent parts (rows here, channels there): each part is enumerated on its own and the counts multiply, so that a
+convolution of any size costs a few tiny arrays. A part of more than `EXACT_POINTS` points is sampled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from autofuse.graph.access import IndexMap, OutputAccess
+from autofuse.graph.expression import Expr, evaluate, variables
+from autofuse.graph.model import Access, MappingType
+
+EXACT_POINTS = 1 << 15
+SAMPLE_POINTS = 2048
+ROW_LOCAL = "reduced and read back over the same axes"
+GATHERED = "data-dependent index"
+WINDOW = "shifted window"
+NOT_READ = "not read"
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Independent part of the maps of one operand: which variables and which dimensions of the operand it covers."""
+
+    spatial: tuple[int, ...]
+    reduction: tuple[int, ...]
+    dims: tuple[int, ...]
+
+
+def classify(access: OutputAccess, operand: int, shapes: Sequence[tuple[int, ...]], tensor: int) -> Access:
+    """The `Access` of one operand (a parameter number); `shapes` are the shapes of the parameters.
+
+    Raises:
+        NotNumeric: an index uses an operation that cannot be evaluated.
+    """
+    maps = access.maps.get(operand, ())
+    if not maps:
+        return Access(operand, tensor, MappingType.ONE_TO_MANY, 0, 0, 0, NOT_READ)
+    return _Classifier(access, operand, maps, shapes).result(tensor)
+
+
+class _Classifier:
+    def __init__(
+        self, access: OutputAccess, operand: int, maps: tuple[IndexMap, ...], shapes: Sequence[tuple[int, ...]]
+    ) -> None:
+        self.access = access
+        self.operand = operand
+        self.maps = maps
+        self.shape = shapes[operand]
+        self.out_shape = shapes[access.output]
+        self.spatial = dict(access.spatial)
+        self.gathered = any(m.gathered for m in maps)
+
+    # -- counts -------------------------------------------------------------------------------------------------
+
+    def result(self, tensor: int) -> Access:
+        if self.is_identity(self.maps) and len(self.maps) == 1:
+            return self.access_of(tensor, MappingType.ONE_TO_ONE, 1, 1, "")
+        reads, uses = self.counts()
+        if self.gathered:
+            mapping = MappingType.ONE_TO_MANY if reads <= 1 else MappingType.MANY_TO_MANY
+            return self.access_of(tensor, mapping, reads, uses, GATHERED)
+        if self.is_row_local():
+            return self.access_of(tensor, MappingType.MANY_TO_ONE, reads, uses, ROW_LOCAL)
+        if reads > 1:
+            mapping = MappingType.MANY_TO_MANY if uses > 1 else MappingType.MANY_TO_ONE
+            return self.access_of(tensor, mapping, reads, uses, "")
+        if uses > 1:
+            return self.access_of(tensor, MappingType.ONE_TO_MANY, reads, uses, "")
+        mapping, reason = self.movement()
+        return self.access_of(tensor, mapping, max(reads, 1), max(uses, 1), reason)
+
+    def access_of(self, tensor: int, mapping: MappingType, reads: int, uses: int, reason: str) -> Access:
+        return Access(self.operand, tensor, mapping, reads, uses, self.stride(), reason)
+
+    def counts(self) -> tuple[int, int]:
+        """Distinct elements per output element and outputs per element, the largest of each."""
+        reads = uses = 1
+        covered: set[int] = set()
+        for part in self.parts():
+            covered.update(part.spatial)
+            r, u = self.part_counts(part)
+            reads *= r
+            uses *= u
+        if reads == 0 or uses == 0:
+            return 0, 0
+        for var, extent in self.spatial.items():
+            if var not in covered:
+                uses *= extent
+        return reads, uses
+
+    def parts(self) -> list[_Part]:
+        """Splits variables and dimensions into sets that no index and no guard connects."""
+        used: dict[int, int] = {}
+        for m in self.maps:
+            for expr in (*m.indices, *m.guards):
+                for var in variables(expr):
+                    used[var] = self.extent(var)
+        total = math.prod(used.values())
+        if len(self.maps) > 1 and total <= EXACT_POINTS // len(self.maps):
+            return [self.part(used, range(len(self.shape)))]
+        parent: dict[object, object] = {}
+
+        def root(node: object) -> object:
+            parent.setdefault(node, node)
+            while parent[node] != node:
+                node = parent[node]
+            return node
+
+        for m in self.maps:
+            for d, expr in enumerate(m.indices):
+                for var in variables(expr):
+                    parent[root(("v", var))] = root(("d", d))
+            for guard in m.guards:
+                linked = sorted(variables(guard))
+                for var in linked:
+                    parent[root(("v", var))] = root(("v", linked[0]))
+        groups: dict[object, tuple[list[int], list[int]]] = {}
+        for var in used:
+            groups.setdefault(root(("v", var)), ([], []))[0].append(var)
+        for d in range(len(self.shape)):
+            groups.setdefault(root(("d", d)), ([], []))[1].append(d)
+        return [self.part(variables_, dims) for variables_, dims in groups.values() if variables_]
+
+    def part(self, variables_: Iterable[int], dims: Iterable[int]) -> _Part:
+        chosen = list(variables_)
+        return _Part(
+            tuple(v for v in chosen if v in self.spatial),
+            tuple(v for v in chosen if v not in self.spatial),
+            tuple(dims),
+        )
+
+    def extent(self, var: int) -> int:
+        return self.spatial[var] if var in self.spatial else self.access.reductions[var]
+
+    def part_counts(self, part: _Part) -> tuple[int, int]:
+        extents = [self.extent(v) for v in (*part.spatial, *part.reduction)]
+        if len(extents) == 1 and len(self.maps) == 1 and not self.guards_of(self.maps[0], part):
+            (expr,) = (self.maps[0].indices[d] for d in part.dims) if len(part.dims) == 1 else (None,)
+            if expr is not None and expr[0] == "v":
+                return (1, 1) if part.spatial else (extents[0], 1)
+        if math.prod(extents) * len(self.maps) <= EXACT_POINTS:
+            elements, _ = self.enumerate(part)
+            return _exact_counts(elements)
+        return self.sampled_counts(part)
+
+    def guards_of(self, m: IndexMap, part: _Part) -> list[Expr]:
+        inside = {*part.spatial, *part.reduction}
+        return [g for g in m.guards if variables(g) & inside]
+
+    def enumerate(self, part: _Part) -> tuple[Ints, int]:
+        """Element numbers, one row a spatial point, one column a reduction point of each map; -1 where not read."""
+        names = (*part.spatial, *part.reduction)
+        values: dict[int, Any] = {}
+        for i, var in enumerate(names):
+            shape = [1] * len(names)
+            shape[i] = self.extent(var)
+            values[var] = np.arange(self.extent(var), dtype=np.int64).reshape(shape)
+        rows = math.prod(self.extent(v) for v in part.spatial)
+        columns = []
+        for m in self.maps:
+            used = frozenset().union(*(variables(m.indices[d]) for d in part.dims), *(variables(g) for g in m.guards))
+            grid = tuple(self.extent(v) if v in part.spatial or v in used else 1 for v in names)
+            columns.append(self.elements(m, part, values, grid).reshape(rows, -1))
+        return np.concatenate(columns, axis=1), rows
+
+    def elements(self, m: IndexMap, part: _Part, values: dict[int, Any], grid: tuple[int, ...]) -> Ints:
+        flat: Any = np.zeros((1,) * len(grid), np.int64)
+        for d in part.dims:
+            flat = flat * self.shape[d] + evaluate(m.indices[d], values)
+        valid: Any = True
+        for guard in self.guards_of(m, part):
+            valid = np.logical_and(valid, evaluate(guard, values))
+        return np.broadcast_to(np.where(valid, flat, -1), grid)
+
+    def sampled_counts(self, part: _Part) -> tuple[int, int]:
+        """Counts of a part that is too large to enumerate.
+
+        reads: at sampled output points. uses: along each spatial axis by itself through sampled points, the counts
+        of the axes multiplied; with the pigeonhole bound (reads of all outputs over elements) as the floor.
+        """
+        generator = np.random.default_rng(0)
+        inner = math.prod(self.extent(v) for v in part.reduction)
+        outer = max(8, min(256, EXACT_POINTS // max(inner, 1)))
+        base = {v: generator.integers(0, self.extent(v), outer) for v in part.spatial}
+        if inner <= EXACT_POINTS:
+            grid = np.unravel_index(np.arange(inner), [self.extent(v) for v in part.reduction] or [1])
+        else:
+            grid = tuple(generator.integers(0, self.extent(v), SAMPLE_POINTS) for v in part.reduction)
+        points = {v: base[v][:, None] for v in part.spatial}
+        points.update({v: g[None, :].astype(np.int64) for v, g in zip(part.reduction, grid, strict=False)})
+        width = len(grid[0])
+        rows = [self.elements(m, part, points, (outer, width)) for m in self.maps]
+        reads, _ = _exact_counts(np.concatenate(rows, axis=1))
+        if inner > width:
+            reads = max(1, round(reads * inner / width))
+        uses = 1
+        outputs = math.prod(self.extent(v) for v in part.spatial)
+        for var in part.spatial:
+            uses *= self.uses_along(part, var, base, generator)
+        elements = math.prod(self.shape[d] for d in part.dims)
+        if not any(self.guards_of(m, part) for m in self.maps):
+            uses = max(uses, -(-outputs * reads // max(elements, 1)))
+        return max(reads, 1), min(uses, outputs)
+
+    def uses_along(self, part: _Part, var: int, base: dict[int, Ints], generator: np.random.Generator) -> int:
+        """Outputs on one line along `var` that read the same element, the largest count."""
+        length = min(self.extent(var), SAMPLE_POINTS)
+        lines = min(4, len(next(iter(base.values()))))
+        points: dict[int, Any] = {v: base[v][:lines, None, None] for v in part.spatial if v != var}
+        points[var] = np.arange(length, dtype=np.int64)[None, :, None]
+        inner = math.prod(self.extent(v) for v in part.reduction)
+        width = min(inner, 64)
+        picks = np.unravel_index(
+            np.arange(inner) if inner == width else generator.integers(0, inner, width),
+            [self.extent(v) for v in part.reduction] or [1],
+        )
+        points.update({v: p[None, None, :].astype(np.int64) for v, p in zip(part.reduction, picks, strict=False)})
+        rows = [self.elements(m, part, points, (lines, length, width)) for m in self.maps]
+        together = np.concatenate(rows, axis=2)
+        return max(_exact_counts(line)[1] for line in together) or 1
+
+    # -- one element to one element -----------------------------------------------------------------------------
+
+    def is_identity(self, maps: Iterable[IndexMap]) -> bool:
+        """Whether output[i] reads operand[i] and nothing else, told from the expressions alone."""
+        axes = self.access.axes
+        if axes is None or self.shape != self.out_shape:
+            return False
+        return all(
+            not m.guards
+            and not m.gathered
+            and all(
+                extent == 1 or (index[0] == "v" and index[1] == axis)
+                for index, axis, extent in zip(m.indices, axes, self.shape, strict=True)
+            )
+            for m in maps
+        )
+
+    def is_row_local(self) -> bool:
+        """Whether it is read One-to-One and, besides, only through reductions over whole axes of the same rows."""
+        reduced = [m for m in self.maps if any(v not in self.spatial for v in m.variables)]
+        direct = [m for m in self.maps if m not in reduced]
+        if not reduced or not direct or not self.is_identity(direct):
+            return False
+        axes = self.access.axes or ()
+        for m in reduced:
+            for index, axis, extent in zip(m.indices, axes, self.shape, strict=True):
+                if extent == 1 or index == ("v", axis):
+                    continue
+                whole = index[0] == "v" and self.access.reductions.get(index[1]) == extent
+                if not whole or m.guards:
+                    return False
+        return True
+
+    def movement(self) -> tuple[MappingType, str]:
+        """Type of a map that moves each element to at most one place."""
+        if len(self.maps) == 1 and self.is_window(self.maps[0]):
+            return MappingType.ONE_TO_ONE, WINDOW
+        out, read = self.sample()
+        taken = read >= 0
+        order = np.argsort(out[taken], kind="stable")
+        moved = read[taken][order]
+        if bool(np.all(np.diff(moved) > 0)):
+            whole = bool(taken.all()) and math.prod(self.shape) == math.prod(self.out_shape)
+            if whole and self.shape == self.out_shape:
+                return MappingType.ONE_TO_ONE, ""
+            return MappingType.REORGANIZE, "" if whole else "a part, in the same order"
+        return MappingType.SHUFFLE, ""
+
+    def is_window(self, m: IndexMap) -> bool:
+        """Slices, pads, concatenations: each axis of the operand follows one axis of the output, in the same order."""
+        axes = self.access.axes
+        if axes is None:
+            return False
+        last = -1
+        for index, extent in zip(m.indices, self.shape, strict=True):
+            used = variables(index)
+            if not used:
+                continue
+            if len(used) != 1:
+                return False
+            (var,) = used
+            if var not in axes or axes.index(var) <= last:
+                return False
+            last = axes.index(var)
+            line = np.arange(self.extent(var), dtype=np.int64)
+            place = np.broadcast_to(evaluate(index, {var: line}), line.shape)
+            inside = place[(place >= 0) & (place < extent)]
+            if bool(np.any(np.diff(inside) <= 0)):
+                return False
+        # All elements, in order, under another shape: that is a reshape, however simple its indices are.
+        return bool(m.guards) or self.shape == self.out_shape or math.prod(self.shape) != math.prod(self.out_shape)
+
+    def sample(self) -> tuple[Ints, Ints]:
+        """Output element numbers, distinct, and the operand's element that each reads (-1: none)."""
+        total = math.prod(self.spatial.values())
+        if total <= 2 * SAMPLE_POINTS or self.access.axes is None and total <= EXACT_POINTS:
+            points = np.arange(total)
+        else:
+            starts = np.random.default_rng(0).integers(0, total - 64, SAMPLE_POINTS // 64)
+            starts = np.concatenate([[0, total - 64], starts])
+            points = np.unique((starts[:, None] + np.arange(64)[None, :]).ravel())
+        return self.at(self.unravel(points), len(points))
+
+    def unravel(self, points: Ints) -> dict[int, Any]:
+        extents = [e for _, e in self.access.spatial]
+        if not extents:
+            return {}
+        grid = np.unravel_index(points, extents)
+        return {v: g.astype(np.int64) for (v, _), g in zip(self.access.spatial, grid, strict=True)}
+
+    def at(self, values: dict[int, Any], count: int) -> tuple[Ints, Ints]:
+        """Output element numbers and, through the first map that is needed there, the operand's element numbers."""
+        out: Any = 0
+        for expr, extent in zip(self.access.write, self.out_shape, strict=True):
+            out = out * extent + evaluate(expr, values)
+        read = np.full(count, -1, np.int64)
+        for m in self.maps:
+            read = np.where(read < 0, self.whole(m, values, count), read)
+        return np.broadcast_to(np.asarray(out, np.int64), (count,)), read
+
+    def whole(self, m: IndexMap, values: dict[int, Any], count: int) -> Ints:
+        flat: Any = 0
+        for index, extent in zip(m.indices, self.shape, strict=True):
+            flat = flat * extent + evaluate(index, values)
+        valid: Any = True
+        for guard in m.guards:
+            valid = np.logical_and(valid, evaluate(guard, values))
+        return np.broadcast_to(np.where(valid, flat, -1), (count,))
+
+    # -- stride -------------------------------------------------------------------------------------------------
+
+    def stride(self) -> int:
+        """See `Access`; a distance that three neighbours in four keep counts as constant (rows have ends)."""
+        axes = self.access.axes
+        direct = [m for m in self.maps if all(v in self.spatial for v in m.variables)] or list(self.maps)
+        if axes is None:
+            return self.stride_of_stores()
+        inner = next((axis for axis in reversed(axes) if axis >= 0), None)
+        if inner is None:
+            return 0
+        found = {self.stride_along(m, inner) for m in direct}
+        return found.pop() if len(found) == 1 else -1
+
+    def stride_along(self, m: IndexMap, inner: int) -> int:
+        if m.gathered and not any(inner in variables(i) for i in m.indices):
+            # The index that was left out may depend on the innermost axis; if it does not, another one does.
+            return -1
+        weight, total = 1, 0
+        for index, extent in zip(reversed(m.indices), reversed(self.shape), strict=True):
+            if inner in variables(index):
+                if index[0] != "v":
+                    break
+                total += weight
+            weight *= extent
+        else:
+            return total
+        others = {v for e in (*m.indices, *m.guards) for v in variables(e)} - {inner}
+        generator = np.random.default_rng(0)
+        bases = 32 if others else 1
+        run = min(self.extent(inner) - 1, 64)
+        first: Any = np.arange(run, dtype=np.int64)
+        if self.extent(inner) - 1 > run:
+            first = first[None, :] + generator.integers(0, self.extent(inner) - run, bases)[:, None]
+        values: dict[int, Any] = {v: generator.integers(0, self.extent(v), bases)[:, None] for v in sorted(others)}
+        here = self.line(m, {**values, inner: np.broadcast_to(first, (bases, run))}, (bases, run))
+        there = self.line(m, {**values, inner: np.broadcast_to(first + 1, (bases, run))}, (bases, run))
+        return _common(there - here, (here >= 0) & (there >= 0))
+
+    def line(self, m: IndexMap, values: dict[int, Any], grid: tuple[int, int]) -> Ints:
+        flat: Any = 0
+        for index, extent in zip(m.indices, self.shape, strict=True):
+            flat = flat * extent + evaluate(index, values)
+        valid: Any = True
+        for guard in m.guards:
+            valid = np.logical_and(valid, evaluate(guard, values))
+        return np.broadcast_to(np.where(valid, flat, -1), grid)
+
+    def stride_of_stores(self) -> int:
+        if any(v not in self.spatial for m in self.maps for v in m.variables):
+            return -1
+        out, read = self.sample()
+        order = np.argsort(out)
+        out, read = out[order], read[order]
+        return _common(np.diff(read), (np.diff(out) == 1) & (read[1:] >= 0) & (read[:-1] >= 0))
+
+
+def _common(steps: Ints, valid: Bools) -> int:
+    """The step that at least three pairs in four make, else -1."""
+    chosen = steps[valid]
+    if chosen.size == 0:
+        return -1
+    values, counts = np.unique(chosen, return_counts=True)
+    best = int(counts.argmax())
+    return int(values[best]) if 4 * counts[best] >= 3 * chosen.size else -1
+
+
+def _exact_counts(elements: Ints) -> tuple[int, int]:
+    """(distinct elements in a row, rows that hold one element), the largest of each; -1 stands for no element."""
+    ordered = np.sort(elements, axis=1)
+    fresh = ordered >= 0
+    fresh[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
+    if not fresh.any():
+        return 0, 0
+    _, counts = np.unique(ordered[fresh], return_counts=True)
+    return int(fresh.sum(axis=1).max()), int(counts.max())
