@@ -91,7 +91,21 @@ def _analyse(func: Any, outputs: int) -> Analysis:
 def _accesses(program: Program, output: int, operands: int) -> tuple[Access, ...]:
     access = output_access(program, output)
     shapes = [b.shape for b in program.buffers[: program.parameters]]
-    return tuple(classify(access, operand, shapes, operand) for operand in range(operands))
+    found = [classify(access, operand, shapes, operand) for operand in range(operands)]
+    # A bias [1000] added to [1, 1000] broadcasts nothing: beside another operand, axes of extent 1 are no reshape.
+    if sum(bool(a.reads_per_output) for a in found) > 1:
+        out = _without_units(shapes[output])
+        found = [
+            replace(a, mapping=MappingType.ONE_TO_ONE)
+            if a.mapping is MappingType.REORGANIZE and not a.reason and _without_units(shapes[a.operand]) == out
+            else a
+            for a in found
+        ]
+    return tuple(found)
+
+
+def _without_units(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(extent for extent in shape if extent > 1)
 
 
 def _merge(by_output: list[tuple[Access, ...]]) -> tuple[Access, ...]:

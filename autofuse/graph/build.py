@@ -114,7 +114,8 @@ class _Builder:
     def bind(self, var: Any, value: Any) -> _Value:
         if isinstance(value, relax.If):
             raise ModelError(
-                f"model {self.name!r}: {var.name!r} is a branch (If) on run-time values; only straight-line code compiles"
+                f"model {self.name!r}: {var.name!r} is a branch (If) on run-time values; "
+                "only straight-line code compiles"
             )
         if isinstance(value, relax.Call):
             return self.call(var, value)

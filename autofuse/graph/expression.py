@@ -109,7 +109,7 @@ def bounds(expr: Expr, extents: Mapping[int, int]) -> Interval | None:
         return None
     if tag == "floordiv":
         return a[0] // b[0], a[1] // b[0]
-    return a if 0 <= a[0] and a[1] < b[0] else (0, b[0] - 1)
+    return a if a[0] >= 0 and a[1] < b[0] else (0, b[0] - 1)
 
 
 def simplify(expr: Expr, extents: Mapping[int, int]) -> Expr:
@@ -209,7 +209,7 @@ def _extremum(expr: Expr, extents: Mapping[int, int]) -> Expr:
     # min(x, y) is x where x never exceeds y; for max the pair is swapped, which makes it the same test.
     if low_range[1] <= high_range[0]:
         return low  # type: ignore[no-any-return]
-    return high if high_range[1] <= low_range[0] else expr  # type: ignore[no-any-return]
+    return high if high_range[1] <= low_range[0] else expr
 
 
 _RULES: dict[str, Callable[[Expr, Mapping[int, int]], Expr]] = {

@@ -307,7 +307,7 @@ class _Classifier:
     def sample(self) -> tuple[Ints, Ints]:
         """Output element numbers, distinct, and the operand's element that each reads (-1: none)."""
         total = math.prod(self.spatial.values())
-        if total <= 2 * SAMPLE_POINTS or self.access.axes is None and total <= EXACT_POINTS:
+        if total <= 2 * SAMPLE_POINTS or (self.access.axes is None and total <= EXACT_POINTS):
             points = np.arange(total)
         else:
             starts = np.random.default_rng(0).integers(0, total - 64, SAMPLE_POINTS // 64)

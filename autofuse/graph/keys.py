@@ -1,0 +1,238 @@
+"""Workload keys: the platform-independent name of what a group computes; and the digest of a whole graph.
+
+`canonical_text` writes a group as numbered statements on logical tensors. It does not depend on names, on operator
+numbers or on the order of independent operators, and says everything that determines what is computed: forms (kind,
+attributes, shapes, dtypes), wiring, and which results are written. Values of constants and layouts do not matter, so
+a layout change is no statement at all: its result is its operand.
+
+How the numbering is made canonical: operands are ordered, so once the order of the group's last operators (those that
+nothing inside reads) is fixed, a depth-first walk numbers everything. Their order is by hash of everything above and
+below them (Weisfeiler-Leman refinement of the ordered graph), then by the text that each adds; what still ties is
+tried, within a budget. Equal texts always mean equal groups.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from autofuse.graph.model import Graph, Group, Operator, Tensor
+
+LAYOUT_CHANGE = "layout_change"
+KEY_LENGTH = 32
+# Complete numberings to compare when last operators tie. Ties that matter need unusual symmetry; this covers
+# every arrangement of four equal siblings.
+_BUDGET = 24
+
+
+def workload_key(group: Group) -> str:
+    """The first 32 hex digits of the SHA-256 of the canonical text."""
+    return _sha(canonical_text(group))[:KEY_LENGTH]
+
+
+def canonical_text(group: Group) -> str:
+    """See the module. One line a statement, `%n` a value computed inside, `$n` a tensor from outside."""
+    return _Canonical(_logical(group)).text()
+
+
+def graph_digest(graph: Graph) -> str:
+    """32 hex digits that identify a graph with its numbering, independent of names, layouts and constants' values.
+
+    Plans refer to operators by number, so unlike the workload key it changes when operators are renumbered.
+    """
+    digest = hashlib.sha256()
+    for t in graph.inputs:
+        digest.update(f"in {t} {_type(graph.tensors[t])}\n".encode())
+    for op in graph.operators:
+        digest.update(f"{op.outputs} {op.inputs} {_identity(op)}\n".encode())
+    digest.update(f"out {graph.outputs}\n".encode())
+    return digest.hexdigest()[:KEY_LENGTH]
+
+
+def _sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@lru_cache(maxsize=1 << 16)
+def _short(text: str) -> str:
+    """Digest of a text that occurs in many groups."""
+    return _sha(text)[:24]
+
+
+def _type(tensor: Tensor) -> str:
+    shape = tensor.logical_shape or tensor.shape
+    return f"{tensor.dtype}{list(shape)}"
+
+
+def _identity(op: Operator) -> str:
+    return LAYOUT_CHANGE if op.kind == LAYOUT_CHANGE else op.form
+
+
+@dataclass(frozen=True)
+class _Node:
+    """A statement: what it computes, its operands (values), how many results it has."""
+
+    form: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Logical:
+    """A group without layout changes. Values are tensor numbers; `written[v]`: how often a value is an output."""
+
+    nodes: tuple[_Node, ...]
+    types: dict[int, str]
+    written: dict[int, int]
+
+
+def _logical(group: Group) -> _Logical:
+    graph = group.graph
+    same: dict[int, int] = {}
+    nodes = []
+    values: dict[int, None] = {}
+    for op in group.operators:
+        inputs = tuple(same.get(t, t) for t in op.inputs)
+        values.update(dict.fromkeys(inputs))
+        if op.kind == LAYOUT_CHANGE and len(inputs) == 1 and len(op.outputs) == 1:
+            same[op.outputs[0]] = inputs[0]
+            continue
+        values.update(dict.fromkeys(op.outputs))
+        nodes.append(_Node(op.form, inputs, op.outputs))
+    written: dict[int, int] = {}
+    for t in group.outputs:
+        value = same.get(t, t)
+        written[value] = written.get(value, 0) + 1
+        values[value] = None
+    return _Logical(tuple(nodes), {v: _type(graph.tensors[v]) for v in values}, written)
+
+
+class _Canonical:
+    def __init__(self, logical: _Logical) -> None:
+        self.logical = logical
+        self.maker = {v: n for n, node in enumerate(logical.nodes) for v in node.outputs}
+        self.field = {v: i for node in logical.nodes for i, v in enumerate(node.outputs)}
+        self.readers: dict[int, list[tuple[int, int]]] = {}
+        for n, node in enumerate(logical.nodes):
+            for position, v in enumerate(node.inputs):
+                self.readers.setdefault(v, []).append((n, position))
+        # Ends: statements that nothing inside reads, and outside tensors that are only passed on.
+        self.ends: list[tuple[str, int]] = [
+            ("node", n)
+            for n, node in enumerate(logical.nodes)
+            if not any(v in self.readers for v in node.outputs)
+        ]  # fmt: skip
+        self.ends += [("value", v) for v in logical.types if v not in self.maker and v not in self.readers]
+        self.budget = _BUDGET
+
+    def text(self) -> str:
+        if len(self.ends) <= 1:
+            return self.finish(self.extend(_Numbering(), self.ends[0]) if self.ends else _Numbering())
+        return self.best(_Numbering(), list(self.ends), self.colours())
+
+    def best(self, done: _Numbering, left: list[tuple[str, int]], colours: dict[tuple[str, int], str]) -> str:
+        """The smallest complete text that starts with `done`, choosing among the ends left."""
+        while left:
+            lowest = min(colours[end] for end in left)
+            choices = [(self.extend(done, end), end) for end in left if colours[end] == lowest]
+            shortest = min(choice.lines for choice, _ in choices)
+            choices = [(choice, end) for choice, end in choices if choice.lines == shortest]
+            if len(choices) > 1 and self.budget > 1:
+                texts: list[str] = []
+                for choice, end in choices:
+                    if texts and self.budget <= 1:
+                        break
+                    texts.append(self.best(choice, [e for e in left if e != end], colours))
+                return min(texts)
+            done, end = choices[0]
+            left = [e for e in left if e != end]
+        self.budget -= 1
+        return self.finish(done)
+
+    def colours(self) -> dict[tuple[str, int], str]:
+        """A hash for each end of all that is above and below it, through as many rounds as tell ends apart."""
+        values = {v: _short(f"{t} {self.logical.written.get(v, 0)}") for v, t in self.logical.types.items()}
+        nodes = [_short(node.form) for node in self.logical.nodes]
+        rounds = 2 * len(nodes) + 2
+        distinct = 0
+        for _ in range(rounds):
+            nodes = [
+                _short(f"{nodes[n]}({','.join(values[v] for v in node.inputs)})"
+                       f"({','.join(values[v] for v in node.outputs)})")
+                for n, node in enumerate(self.logical.nodes)
+            ]  # fmt: skip
+            values = {v: _short(f"{values[v]}<{self.made_by(v, nodes)}>{self.read_by(v, nodes)}") for v in values}
+            found = len(set(nodes)) + len(set(values.values()))
+            if found == distinct:
+                break
+            distinct = found
+        return {end: nodes[end[1]] if end[0] == "node" else values[end[1]] for end in self.ends}
+
+    def made_by(self, value: int, nodes: Sequence[str]) -> str:
+        n = self.maker.get(value)
+        return "" if n is None else f"{nodes[n]}.{self.field[value]}"
+
+    def read_by(self, value: int, nodes: Sequence[str]) -> str:
+        return " ".join(sorted(f"{nodes[n]}.{position}" for n, position in self.readers.get(value, ())))
+
+    def extend(self, done: _Numbering, end: tuple[str, int]) -> _Numbering:
+        """Numbers what `end` needs, after what is numbered already."""
+        numbering = done.copy()
+        if end[0] == "value":
+            self.outside(numbering, end[1])
+            return numbering
+        stack: list[tuple[int, bool]] = [(end[1], False)]
+        while stack:
+            n, ready = stack.pop()
+            node = self.logical.nodes[n]
+            if node.outputs[0] in numbering.names:
+                continue
+            if ready:
+                self.statement(numbering, node)
+                continue
+            stack.append((n, True))
+            makers = [self.maker[v] for v in node.inputs if v in self.maker and v not in numbering.names]
+            stack.extend((m, False) for m in reversed(makers))
+        return numbering
+
+    def statement(self, numbering: _Numbering, node: _Node) -> None:
+        for v in node.inputs:
+            if v not in self.maker:
+                self.outside(numbering, v)
+        inputs = ",".join(numbering.names[v] for v in node.inputs)
+        for v in node.outputs:
+            numbering.names[v] = f"%{numbering.computed}"
+            numbering.computed += 1
+        results = ",".join(f"{numbering.names[v]}{self.mark(v)}" for v in node.outputs)
+        numbering.lines.append(f"{results} = {node.form} ({inputs})")
+
+    def outside(self, numbering: _Numbering, value: int) -> None:
+        if value not in numbering.names:
+            numbering.names[value] = f"${numbering.given}"
+            numbering.given += 1
+            numbering.lines.append(f"{numbering.names[value]}{self.mark(value)} : {self.logical.types[value]}")
+
+    def mark(self, value: int) -> str:
+        """Outputs are marked, once for each time that they are written."""
+        return "!" * self.logical.written.get(value, 0)
+
+    def finish(self, numbering: _Numbering) -> str:
+        return "\n".join(numbering.lines)
+
+
+class _Numbering:
+    """Names given so far and the lines they stand in."""
+
+    def __init__(self, names: dict[int, str] | None = None, lines: Iterable[str] = ()) -> None:
+        self.names = names or {}
+        self.lines = list(lines)
+        self.computed = 0
+        self.given = 0
+
+    def copy(self) -> _Numbering:
+        other = _Numbering(dict(self.names), self.lines)
+        other.computed = self.computed
+        other.given = self.given
+        return other
