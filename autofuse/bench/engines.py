@@ -27,11 +27,12 @@ _STRATEGIES = ("greedy", "none", "dp", "hybrid", "interval", "auto", "exhaustive
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """An engine to start: `peer` is "module:Class", `options` what its workload carries."""
+    """An engine to start: `peer` is "module:Class", `options` what its workload carries, `environment` of its own."""
 
     name: str
     peer: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def known_engines() -> tuple[str, ...]:

@@ -74,11 +74,6 @@ class Peer(ABC):
         """Why this engine cannot run here, in one line that says what to do; None when it can."""
         return None
 
-    @classmethod
-    def environment(cls, threads: int) -> dict[str, str]:
-        """Environment variables that must be set before the process starts, beside the common ones."""
-        return {}
-
     @abstractmethod
     def prepare(self, workload: Workload) -> float:
         """Makes the model ready to run; returns the seconds from model file to runnable, imports of libraries apart."""

@@ -144,7 +144,7 @@ def _start(spec: EngineSpec, case: BenchCase, threads: int, timeout: float, stac
     """Starts an engine, compiles the model in it and runs it once or twice: its outputs and how long a call takes."""
     engine = _Engine(spec, EngineResult(spec.name))
     try:
-        child = Child(spec.name, spec.peer, threads)
+        child = Child(spec.name, spec.peer, threads, environment=spec.environment)
         stack.callback(child.close)
         engine.child = child
         seconds = child.prepare(_workload(case, spec, threads), timeout=timeout)
@@ -208,7 +208,8 @@ def _take_turns(
         return Interleaved({}, {}, {})
     probes = []
     for kind in _PROBES:
-        spec = EngineSpec(kind, PROBE, {"kind": kind})
+        # One BLAS thread: the probe brings its own.
+        spec = EngineSpec(kind, PROBE, {"kind": kind}, {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
         started = _start(spec, case, threads, timeout, stack)
         if started.child is not None:
             probes.append(started.child)

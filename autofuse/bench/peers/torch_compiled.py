@@ -1,8 +1,7 @@
-"""`torch.compile` (Inductor) of the model's ONNX graph, brought into PyTorch by onnx2torch; both are optional."""
+"""`torch.compile` (Inductor) of the ONNX graph, brought into PyTorch by `onnx_to_torch`. PyTorch is optional."""
 
 from __future__ import annotations
 
-import importlib
 import time
 from typing import Any
 
@@ -12,25 +11,26 @@ from autofuse.bench.peer import Array, Peer, Workload, missing_packages, require
 
 
 class TorchCompilePeer(Peer):
-    """Inductor's C++ backend with static shapes; `compile_s` includes the first call, which is what compiles."""
+    """Inductor's C++ backend, static shapes, frozen weights; `compile_s` includes the first call, which compiles."""
 
     @classmethod
     def available(cls) -> str | None:
-        needed = {"torch": "torch", "onnx2torch": "onnx2torch", "torchvision": "torchvision"}
-        return missing_packages(needed, "pip install torch torchvision onnx2torch")
+        return missing_packages({"torch": "torch", "onnx": "onnx"}, "pip install 'autofuse[torch]'")
 
     def prepare(self, workload: Workload) -> float:
+        import onnx
         import torch
 
-        onnx2torch: Any = importlib.import_module("onnx2torch")
+        from autofuse.bench.peers.onnx_to_torch import convert
 
         path = require_onnx(workload, "torch-compile")
         torch.set_num_threads(workload.threads)
+        # Without it weights stay arguments, which Inductor may neither fold nor bring into a blocked layout.
+        torch._inductor.config.freezing = True
         self._inputs = [torch.from_numpy(array) for array in workload.inputs().values()]
-        self._no_gradients = torch.inference_mode
+        self._no_gradients = torch.no_grad
         start = time.perf_counter()
-        model = onnx2torch.convert(str(path)).eval()
-        self._model: Any = torch.compile(model, dynamic=False)
+        self._model: Any = torch.compile(convert(onnx.load(str(path))), dynamic=False)
         self.run_once()
         return time.perf_counter() - start
 
@@ -39,5 +39,4 @@ class TorchCompilePeer(Peer):
             self._last = self._model(*self._inputs)
 
     def outputs(self) -> list[Array]:
-        last = self._last if isinstance(self._last, (tuple, list)) else (self._last,)
-        return [np.asarray(tensor.detach().cpu().numpy()) for tensor in last]
+        return [np.asarray(tensor.detach().numpy()) for tensor in self._last]
