@@ -1,0 +1,300 @@
+"""Schedule family of blocked direct convolutions with elementwise work before and after them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from autofuse.graph.model import Group
+from autofuse.graph.reasons import Refusal
+from autofuse.schedule.cpu import window as W
+from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily
+from autofuse.target import Hardware
+
+if TYPE_CHECKING:
+    from tvm.tirx import PrimFunc
+
+
+@dataclass(frozen=True)
+class Conv2dConfiguration(Configuration):
+    """Register tile: `nb` channel blocks × `ht` rows × `mt` columns. A task: `cob` tiles of channels × `hb` of rows.
+
+    pad: 0 data read as it is (or padding inlined), 1 computed by each task, 2 computed before by a loop of its own.
+    chunk: input channel chunks, outside the spatial loops of a task. parallel: 0 runs on the calling thread.
+    """
+
+    nb: int
+    ht: int
+    mt: int
+    cob: int
+    hb: int
+    pad: int
+    chunk: int
+    parallel: int
+
+
+@dataclass(frozen=True)
+class _Extents:
+    n: int
+    oc: int  # channel blocks
+    oh: int
+    ow: int
+    ic: int  # input channel blocks of one group
+    kh: int
+    kw: int
+    ib: int
+    ob: int
+    groups: int
+    strides: tuple[int, ...]
+    dilation: tuple[int, ...]
+    height: int
+    width: int
+
+    @property
+    def pointwise(self) -> bool:
+        return self.kh * self.kw == 1
+
+
+def _extents(window: W.Window) -> _Extents:
+    oc, ic, kh, kw, ib, ob = window.weight.shape
+    n, _, oh, ow, _ = window.out.shape
+    attrs = window.anchor.attrs
+    height, width = window.data.shape[2:4]
+    return _Extents(
+        n, oc, oh, ow, ic, kh, kw, ib, ob, int(str(attrs.get("groups", 1))),
+        W.pair(attrs, "strides", 1), W.pair(attrs, "dilation", 1), height, width,
+    )  # fmt: skip
+
+
+class Conv2dFamily(ScheduleFamily):
+    """Direct convolution on blocked layouts: accumulators in registers, epilogue applied to the tile."""
+
+    name: ClassVar[str] = "conv2d"
+    version: ClassVar[int] = 1
+    configuration: ClassVar[type[Configuration]] = Conv2dConfiguration
+
+    def match(self, group: Group, hardware: Hardware) -> Refusal | None:
+        """One blocked convolution; elementwise operators before it, beside it and after it."""
+        found = W.parse(group, ("nn.conv2d",), ("blocked",))
+        if isinstance(found, Refusal):
+            return found
+        if found.out.shape[-1] != hardware.lanes or len(found.out.shape) != 5:
+            return Refusal("layout", f"the result is not in blocks of {hardware.lanes} channels", (found.anchor.index,))
+        return None
+
+    def configs(self, group: Group, hardware: Hardware) -> Sequence[Conv2dConfiguration]:
+        """Register tiles that fit, each with the task shapes that suit the weights' size."""
+        window = self._window(group)
+        e = _extents(window)
+        staged = window.padded or bool(window.prologue)
+        found: dict[Conv2dConfiguration, None] = {}
+        for nb, ht, mt in _tiles(e, hardware)[:4]:
+            for task in _tasks(e, nb, ht, mt, staged, window, hardware):
+                found[task] = None
+        ordered = list(found)
+        # Round-robin over the tiles: the first choice of each before the second of any.
+        seen: dict[tuple[int, int, int], int] = {}
+        ranks = []
+        for config in ordered:
+            tile = (config.nb, config.ht, config.mt)
+            ranks.append(seen.get(tile, 0))
+            seen[tile] = seen.get(tile, 0) + 1
+        order = sorted(range(len(ordered)), key=lambda i: (ranks[i], i))
+        return [ordered[i] for i in order][:12]
+
+    def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
+        """Traffic by level from the loop order: weights once per task and channel tile, data once per channel tile."""
+        assert isinstance(config, Conv2dConfiguration)
+        window = self._window(group)
+        return _shape(window, _extents(window), config, hardware)
+
+    def apply(self, func: PrimFunc, group: Group, config: Any, hardware: Hardware) -> PrimFunc:
+        """Tile the convolution, put its padding at the task and its epilogue at the register tile."""
+        from autofuse.schedule import blocks as B
+
+        return B.guarded(f"conv2d {config.text}", lambda: _apply(func, config))
+
+    def _window(self, group: Group) -> W.Window:
+        found = W.parse(group, ("nn.conv2d",), ("blocked",))
+        if isinstance(found, Refusal):
+            raise ValueError(f"group does not match: {found}")
+        return found
+
+
+def _tiles(e: _Extents, hardware: Hardware) -> list[tuple[int, int, int]]:
+    """Register tiles (nb, ht, mt), best first. Accumulators, nb weights and one broadcast must fit the registers."""
+    registers = hardware.vector_registers
+    most = registers - registers // 4  # more accumulators than this spilled
+    chains = W.chains_needed(hardware)
+    per_group = e.oc // e.groups
+    scored = []
+    for nb in W.divisors(per_group):
+        if nb > 6:
+            break
+        for ht in (1, 2, 4):
+            if e.oh % ht or (ht > 1 and e.ow >= 16 and e.ow % 4 == 0):
+                continue
+            for mt in range(1, min(e.ow, most // (nb * ht)) + 1):
+                tile = nb * ht * mt
+                if tile > most or tile + nb + 1 > registers:
+                    continue
+                if ht > 1 and e.ow % mt:
+                    continue  # a remainder of columns in several rows doubles the code for little
+                full, rest = divmod(e.ow, mt)
+                time = full * _tile_time(nb, ht, mt, chains) + (_tile_time(nb, ht, rest, chains) if rest else 0.0)
+                scored.append((time / (nb * ht * e.ow), rest != 0, abs(tile - chains), ht, -nb, (nb, ht, mt)))
+    scored.sort()
+    return [item[-1] for item in scored]
+
+
+def _tile_time(nb: int, ht: int, mt: int, chains: int) -> float:
+    """Cycles of one reduction step: two multiply-adds and two and a half loads a cycle, or their latency."""
+    accumulators = nb * ht * mt
+    return max(accumulators / 2.0, (nb + ht * mt) / 2.5, chains / 2.0)
+
+
+def _tasks(
+    e: _Extents, nb: int, ht: int, mt: int, staged: bool, window: W.Window, hardware: Hardware
+) -> list[Conv2dConfiguration]:
+    """Task shapes for one register tile, best first."""
+    cores = hardware.cores
+    channel_tiles, row_tiles = e.oc // nb, e.oh // ht
+    weight_bytes = window.weight.bytes // max(1, e.groups)
+    work = 2 * e.n * e.oc * e.ob * e.oh * e.ow * e.ic * e.kh * e.kw * e.ib
+    chunks = [1]
+    reduction = e.ic * e.ib
+    if reduction >= 512 and not e.pointwise:
+        chunks = [c for c in (4, 2) if e.ic % c == 0] + [1]
+    made: list[Conv2dConfiguration] = []
+
+    def add(cob: int, hb: int, pad: int, chunk: int = 1, parallel: int = 1) -> None:
+        tasks = e.n * (channel_tiles // cob) * (row_tiles // hb)
+        if tasks == 1:
+            parallel = 0
+        made.append(Conv2dConfiguration(nb, ht, mt, cob, hb, pad if staged else 0, chunk, parallel))
+
+    serial = work < 400_000
+    if serial:
+        add(channel_tiles, row_tiles, 1, parallel=0)
+    # Rows in parallel, all output channels inside: the padding is computed where it is used, weights stream from L2.
+    rows = W.divisor_near(row_tiles, max(1.0, row_tiles / max(1.0, 4.0 * cores / e.n)))
+    by_rows = (channel_tiles, rows, 1)
+    # Channels in parallel, all rows inside: weights are read once, the padding is computed before.
+    tiles = W.divisor_near(channel_tiles, max(1.0, channel_tiles / max(1.0, 4.0 * cores / e.n)))
+    by_channels = (tiles, row_tiles, 2)
+    first, second = (by_rows, by_channels) if weight_bytes <= 600 << 10 else (by_channels, by_rows)
+    for chunk in chunks:
+        add(*first, chunk)
+        add(*second, chunk)
+    small_rows = W.divisor_near(row_tiles, max(1.0, rows / 2.0))
+    add(channel_tiles, small_rows, 1)
+    if channel_tiles > 1:
+        half = W.divisor_near(channel_tiles, max(1.0, channel_tiles / 2.0))
+        add(half, rows, 2)
+    if not serial and work < 4_000_000:
+        add(channel_tiles, row_tiles, 1, parallel=0)
+    return made
+
+
+def _shape(window: W.Window, e: _Extents, c: Conv2dConfiguration, hardware: Hardware) -> KernelShape:
+    channel_tiles, row_tiles = e.oc // c.nb, e.oh // c.ht
+    tasks = e.n * (channel_tiles // c.cob) * (row_tiles // c.hb)
+    rows = c.hb * c.ht
+    in_rows = (rows - 1) * e.strides[0] + (e.kh - 1) * e.dilation[0] + 1
+    in_cols = (e.ow - 1) * e.strides[1] + (e.kw - 1) * e.dilation[1] + 1
+    data_row = 4 * e.ic * e.ib * in_cols
+    task_data = in_rows * data_row
+    tile_weights = window.weight.bytes // channel_tiles
+    task_weights = tile_weights * c.cob
+    task_out = 4 * c.cob * c.nb * rows * e.ow * e.ob
+    column_tiles = math.ceil(e.ow / c.mt)
+    steps = tasks * c.cob * c.hb * e.ic * e.kh * e.kw * e.ib
+    l1 = 4 * steps * (column_tiles * c.nb * e.ob + c.ht * e.ow)
+    if c.chunk > 1:  # the tile of partial sums is read and written once per chunk
+        l1 += 8 * c.chunk * window.out.elements
+    # Between L1 and L2: the weights of a channel tile pass once per row of tiles unless they stay in L1; data once per
+    # channel tile unless a task's rows stay in L1.
+    share = tile_weights // c.chunk
+    weight_passes = c.hb * (1 if share <= hardware.l1_bytes // 2 else column_tiles)
+    if share <= hardware.l1_bytes // 2:
+        weight_passes = 1
+    data_passes = c.cob if task_data > hardware.l1_bytes // 2 else 1
+    l2 = tasks * (c.cob * tile_weights * weight_passes + task_data * data_passes + task_out)
+    footprint = task_data + task_weights + task_out
+    over = footprint > hardware.l2_bytes
+    l3 = tasks * (task_weights + (task_data * (c.cob if over and task_data > hardware.l2_bytes else 1)) + task_out)
+    extra = window.memory_bytes - window.data.bytes - window.weight.bytes - window.out.bytes
+    needed = window.group.work.flops
+    recompute = 1.0
+    if c.pad == 1 or (c.pad == 0 and window.prologue):
+        again = tasks * task_data / max(1, 4 * e.n * window.data.elements // max(1, e.n))
+        before = sum(op.work.flops for op in window.prologue) or (window.data.elements if c.pad else 0)
+        times = again if c.pad else again * c.cob * column_tiles * c.mt / max(1, e.ow)
+        recompute += max(0.0, times - 1.0) * before / max(1, needed)
+    chains = c.nb * c.ht * c.mt
+    return KernelShape(
+        tasks=tasks if c.parallel else 1,
+        vector_fill=1.0,
+        accumulators=chains,
+        independent_chains=chains,
+        recompute=recompute,
+        loads_per_fma=(c.nb + c.ht * c.mt) / chains,
+        l1_bytes=l1,
+        l2_bytes=l2,
+        l3_bytes=l3 + max(0, extra),
+        memory_bytes=window.memory_bytes,
+        footprint=footprint,
+        loops=2 if c.pad == 2 else 1,
+    )
+
+
+def _apply(func: PrimFunc, c: Conv2dConfiguration) -> PrimFunc:
+    from autofuse.schedule import blocks as B
+
+    w = W.open_window(func, "conv", keep_stage=c.pad > 0, accumulate="local" if c.chunk == 1 else "global")
+    sch, conv, stage = w.sch, w.anchor, w.stage
+    n, co, h, x, lane, ic_o, kh, kw, ic_i = sch.get_loops(conv)
+    extents = {"channels": B.extent(sch, co), "rows": B.extent(sch, h)}
+    if extents["channels"] % (c.nb * c.cob) or extents["rows"] % (c.ht * c.hb) or B.extent(sch, ic_o) % c.chunk:
+        from autofuse.schedule import ScheduleError
+
+        raise ScheduleError(f"conv2d {c.text}: the tiles do not divide {extents}")
+    ragged = B.extent(sch, x) % c.mt != 0
+    co_task, co_tile, co_in = sch.split(co, [None, c.cob, c.nb])
+    h_task, h_tile, h_in = sch.split(h, [None, c.hb, c.ht])
+    x_tile, x_in = sch.split(x, [None, c.mt])
+    if c.chunk == 1:
+        sch.reorder(n, co_task, h_task, co_tile, h_tile, x_tile, ic_o, kh, kw, ic_i, h_in, x_in, co_in, lane)
+        first = ic_o
+        at = x_tile
+    else:
+        chunk, ic_o = sch.split(ic_o, [c.chunk, None])
+        sch.reorder(n, co_task, h_task, co_tile, chunk, h_tile, x_tile, ic_o, kh, kw, ic_i, h_in, x_in, co_in, lane)
+        first = chunk
+        at = co_tile
+    if ragged:
+        sch.annotate(x_tile, "pragma_loop_partition_hint", 1)
+    task = sch.fuse(n, co_task, h_task)
+    if c.parallel:
+        sch.parallel(task)
+    if stage is not None:
+        if c.pad == 1:
+            sch.compute_at(stage, task, preserve_unit_loops=True)
+        else:
+            loops = sch.get_loops(stage)
+            outer = sch.fuse(*loops[:3])
+            if c.parallel:
+                sch.parallel(outer)
+        W.vectorize_lanes(w, stage)
+    if c.chunk == 1:
+        W.place_epilogue(w, at)
+    else:
+        W.place_rows(w, at)
+    sch.fuse(kw, ic_i)
+    for loop in (h_in, x_in, co_in):
+        sch.unroll(loop)
+    sch.vectorize(lane)
+    sch.decompose_reduction(conv, first)
+    return B.close_schedule(sch, func)

@@ -1,0 +1,27 @@
+"""The schedule families that exist, by kind of target, in order of preference."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from autofuse.schedule.family import ScheduleFamily
+
+
+@cache
+def families(kind: str = "cpu") -> tuple[ScheduleFamily, ...]:
+    """The families for a kind of target, most specific first: the first that matches a group is preferred."""
+    if kind != "cpu":
+        return ()
+    from autofuse.schedule.cpu.conv2d import Conv2dFamily
+    from autofuse.schedule.cpu.depthwise import DepthwiseFamily
+    from autofuse.schedule.cpu.pool import PoolFamily
+
+    return (Conv2dFamily(), DepthwiseFamily(), PoolFamily())
+
+
+def family(name: str, kind: str = "cpu") -> ScheduleFamily:
+    """The family called `name`. KeyError if there is none."""
+    for candidate in families(kind):
+        if candidate.name == name:
+            return candidate
+    raise KeyError(f"no schedule family {name!r} for {kind}; known: {', '.join(f.name for f in families(kind))}")

@@ -1,0 +1,258 @@
+"""Builds small groups for tests of schedule families: from a description by hand to a Group and its fused PrimFunc.
+
+A `Sketch` collects operators as tensor expressions with numpy's answer beside each. `finish` gives a `Case`, which runs
+any scheduled function and compares it with the answers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+os.environ.setdefault("TVM_NUM_THREADS", "2")
+os.environ.setdefault("TVM_BIND_THREADS", "0")
+
+import numpy as np
+import tvm
+from tvm import relax, te, tirx
+
+from autofuse.graph.model import Access, Graph, Group, MappingType, Operator, Role, Tensor, Work
+from autofuse.schedule.family import Configuration, ScheduleFamily
+from autofuse.target import Hardware
+
+HARDWARE = Hardware()
+ONE, MANY = MappingType.ONE_TO_ONE, MappingType.ONE_TO_MANY
+PASSES = {"s_tir.LoopPartition": {"partition_const_loop": True}}
+
+
+def target() -> tvm.target.Target:
+    """This machine's CPU."""
+    cpu = tvm.get_global_func("target.llvm_get_system_cpu")()
+    return tvm.target.Target({"kind": "llvm", "mcpu": str(cpu)})
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor of a sketch: its index, its Relax variable, and numpy's answer in stored layout."""
+
+    index: int
+    var: Any
+    answer: np.ndarray
+
+
+class Sketch:
+    """Collects inputs, constants and operators of one group; every operator becomes a member."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.random = np.random.default_rng(seed)
+        self.tensors: list[Tensor] = []
+        self.operators: list[Operator] = []
+        self.parameters: list[Value] = []
+        self.steps: list[tuple[Value, Callable[..., te.Tensor], tuple[Value, ...], dict[str, Any]]] = []
+
+    def source(
+        self, shape: Sequence[int], role: Role = Role.INPUT, array: np.ndarray | None = None, scale: float = 1.0
+    ) -> Value:
+        """A tensor from outside: `array`, or random numbers in [-scale, scale]."""
+        if array is None:
+            array = ((self.random.random(tuple(shape)) * 2 - 1) * scale).astype("float32")
+        index = len(self.tensors)
+        self.tensors.append(Tensor(index, f"t{index}", tuple(shape), "float32", role))
+        var = relax.Var(f"p{index}", relax.TensorType(list(shape), "float32"))
+        value = Value(index, var, np.ascontiguousarray(array, "float32"))
+        self.parameters.append(value)
+        return value
+
+    def op(
+        self,
+        kind: str,
+        build: Callable[..., te.Tensor],
+        operands: Sequence[Value],
+        answer: np.ndarray,
+        *,
+        mappings: Sequence[MappingType] | None = None,
+        attrs: Mapping[str, Any] | None = None,
+        work: Work | None = None,
+        reduction: Sequence[int] = (),
+        **keywords: Any,
+    ) -> Value:
+        """An operator `build(*tensors, **keywords)`; mappings default to elementwise with broadcast."""
+        number = len(self.operators)
+        index = len(self.tensors)
+        shape = answer.shape
+        self.tensors.append(Tensor(index, f"t{index}", tuple(shape)))
+        if mappings is None:
+            mappings = [ONE if o.answer.shape == shape else MANY for o in operands]
+        accesses = tuple(Access(i, o.index, m) for i, (o, m) in enumerate(zip(operands, mappings, strict=True)))
+        self.operators.append(
+            Operator(
+                number, f"{kind}{number}", kind, kind, tuple(o.index for o in operands), (index,), accesses,
+                work or Work(simple=int(np.prod(shape))), dict(attrs or {}), tuple(shape), tuple(reduction),
+            )
+        )  # fmt: skip
+        value = Value(index, None, answer.astype("float32"))
+        self.steps.append((value, build, tuple(operands), keywords))
+        return value
+
+    def elementwise(self, kind: str, function: Callable[..., Any], numpy: Callable[..., np.ndarray], *operands: Value,
+                    special: bool = False) -> Value:  # fmt: skip
+        """An elementwise operator of the first operand's shape; axes of extent 1 are broadcast."""
+        shape = operands[0].answer.shape
+
+        def build(*tensors: te.Tensor) -> te.Tensor:
+            def at(*index: tirx.Var) -> tirx.Expr:
+                values = [
+                    t(*(0 if int(t.shape[a]) == 1 and shape[a] != 1 else i for a, i in enumerate(index)))
+                    for t in tensors
+                ]
+                return function(*values)
+
+            return te.compute(list(shape), at, name=kind)
+
+        answer = numpy(*(o.answer for o in operands))
+        count = int(np.prod(shape))
+        return self.op(kind, build, operands, answer, work=Work(special=count) if special else Work(simple=count))
+
+    def add(self, left: Value, right: Value) -> Value:
+        """left + right."""
+        return self.elementwise("add", lambda a, b: a + b, lambda a, b: a + b, left, right)
+
+    def multiply(self, left: Value, right: Value) -> Value:
+        """left · right."""
+        return self.elementwise("multiply", lambda a, b: a * b, lambda a, b: a * b, left, right)
+
+    def relu(self, x: Value) -> Value:
+        """max(x, 0)."""
+        zero = tirx.const(0.0, "float32")
+        return self.elementwise("nn.relu", lambda a: tirx.max(a, zero), lambda a: np.maximum(a, 0), x)
+
+    def sigmoid(self, x: Value) -> Value:
+        """1 / (1 + exp(-x))."""
+        return self.elementwise("sigmoid", tirx.sigmoid, lambda a: 1 / (1 + np.exp(-a)), x, special=True)
+
+    def softplus(self, x: Value) -> Value:
+        """log(1 + exp(x))."""
+        one = tirx.const(1.0, "float32")
+        return self.elementwise("softplus", lambda a: tirx.log(one + tirx.exp(a)), lambda a: np.log1p(np.exp(a)), x,
+                                special=True)  # fmt: skip
+
+    def tanh(self, x: Value) -> Value:
+        """tanh(x)."""
+        return self.elementwise("tanh", tirx.tanh, np.tanh, x, special=True)
+
+    def finish(self, *outputs: Value) -> Case:
+        """The case whose group writes `outputs`."""
+        graph = Graph(
+            "sketch", tuple(self.tensors), tuple(self.operators),
+            tuple(p.index for p in self.parameters), tuple(o.index for o in outputs),
+        )  # fmt: skip
+        group = Group.of(graph, range(len(self.operators)), tuple(o.index for o in outputs))
+        order = {p.index: p for p in self.parameters}
+        parameters = [order[t] for t in group.inputs]
+        return Case(group, tuple(parameters), tuple(outputs), tuple(self.steps))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A group with its operands' values and the results that it must give."""
+
+    group: Group
+    parameters: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    steps: tuple[Any, ...]
+
+    @cached_property
+    def func(self) -> tirx.PrimFunc:
+        """The fused, unscheduled function: operands, then results."""
+        builder = relax.BlockBuilder()
+        known = {p.index: p.var for p in self.parameters}
+        with builder.function("group", [p.var for p in self.parameters], attrs={"Primitive": 1}, private=True):
+            with builder.dataflow():
+                for value, build, operands, keywords in self.steps:
+                    known[value.index] = builder.emit_te(build, *(known[o.index] for o in operands), **keywords)
+                results = [known[o.index] for o in self.outputs]
+                result = builder.emit_output(results[0] if len(results) == 1 else relax.Tuple(results))
+            builder.emit_func_output(result)
+        module = builder.get()
+        callee = next(g for g in module.get_global_vars() if g.name_hint == "group")
+        arguments = [relax.Var(f"q{p.index}", p.var.ty) for p in self.parameters]
+        with builder.function("main", arguments):
+            with builder.dataflow():
+                result = builder.emit_output(relax.Call(callee, arguments))
+            builder.emit_func_output(result)
+        module = relax.transform.DeadCodeElimination()(relax.transform.FuseTIR()(builder.get()))
+        return next(module[g] for g in module.get_global_vars() if isinstance(module[g], tirx.PrimFunc))
+
+    def build(self, func: tirx.PrimFunc) -> Callable[..., Any]:
+        """Compile a scheduled function for this machine."""
+        with tvm.transform.PassContext(opt_level=3, config=PASSES):
+            built = tvm.compile(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), target())
+        return built["main"]
+
+    def arrays(self) -> tuple[list[Any], list[Any]]:
+        """Operands and results (filled with NaN) as runtime tensors."""
+        device = tvm.cpu()
+        given = [tvm.runtime.tensor(p.answer, device) for p in self.parameters]
+        empty = [tvm.runtime.tensor(np.full(o.answer.shape, np.nan, "float32"), device) for o in self.outputs]
+        return given, empty
+
+    def error(self, func: tirx.PrimFunc) -> float:
+        """Largest error of a scheduled function over all results, relative to the largest value of each."""
+        given, empty = self.arrays()
+        self.build(func)(*given, *empty)
+        worst = 0.0
+        for tensor, output in zip(empty, self.outputs, strict=True):
+            difference = np.abs(tensor.numpy() - output.answer)
+            if not np.isfinite(difference).all():
+                return float("inf")
+            worst = max(worst, float(difference.max()) / max(1e-6, float(np.abs(output.answer).max())))
+        return worst
+
+    def check(
+        self, family: ScheduleFamily, configs: Sequence[Configuration] | None = None, hardware: Hardware = HARDWARE,
+        tolerance: float = 2e-5,
+    ) -> int:  # fmt: skip
+        """Assert that the family matches and that each configuration (all by default) is right; how many were run."""
+        refusal = family.match(self.group, hardware)
+        assert refusal is None, str(refusal)
+        offered = list(family.configs(self.group, hardware))
+        assert offered and len(set(offered)) == len(offered)
+        for config in offered if configs is None else configs:
+            assert type(config).parse(config.text) == config
+            shape = family.shape(self.group, config, hardware)
+            assert shape.tasks >= 1 and shape.recompute >= 1 and shape.memory_bytes > 0
+            error = self.error(family.apply(self.func, self.group, config, hardware))
+            assert error < tolerance, f"{family.name} {config.text}: error {error:.2e}"
+        return len(offered if configs is None else configs)
+
+
+def block(x: np.ndarray, lanes: int = 8) -> np.ndarray:
+    """[N, C, H, W] → [N, ceil(C/lanes), H, W, lanes], padded with zeros."""
+    n, c, h, w = x.shape
+    padded = np.zeros((n, -(-c // lanes) * lanes, h, w), x.dtype)
+    padded[:, :c] = x
+    return padded.reshape(n, -1, lanes, h, w).transpose(0, 1, 3, 4, 2)
+
+
+def convolve(x: np.ndarray, weight: np.ndarray, strides: Sequence[int], padding: Sequence[int],
+             dilation: Sequence[int], groups: int = 1) -> np.ndarray:  # fmt: skip
+    """Plain 2-D convolution, NCHW and OIHW, in float64."""
+    top, left, bottom, right = padding
+    x = np.pad(x.astype("float64"), ((0, 0), (0, 0), (top, bottom), (left, right)))
+    n, c, h, w = x.shape
+    o, i, kh, kw = weight.shape
+    oh = (h - (kh - 1) * dilation[0] - 1) // strides[0] + 1
+    ow = (w - (kw - 1) * dilation[1] - 1) // strides[1] + 1
+    out = np.zeros((n, groups, o // groups, oh, ow))
+    xg = x.reshape(n, groups, c // groups, h, w)
+    wg = weight.astype("float64").reshape(groups, o // groups, i, kh, kw)
+    for y in range(kh):
+        for z in range(kw):
+            y0, z0 = y * dilation[0], z * dilation[1]
+            part = xg[:, :, :, y0 : y0 + (oh - 1) * strides[0] + 1 : strides[0],
+                      z0 : z0 + (ow - 1) * strides[1] + 1 : strides[1]]  # fmt: skip
+            out += np.einsum("ngihw,goi->ngohw", part, wg[:, :, :, y, z], optimize=True)
+    return out.reshape(n, o, oh, ow).astype("float32")
