@@ -1,0 +1,136 @@
+"""Kernels in order → a Relax program that calls them; its weights become parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from autofuse.codegen.fuse import kernel_type
+from autofuse.codegen.kernels import Kernel
+from autofuse.graph.model import Graph, Role
+
+
+@dataclass(frozen=True)
+class Program:
+    """`module["main"]` takes the model's inputs, then `weights` (TVM tensors); `kernels` counts what is launched."""
+
+    module: tvm.IRModule
+    weights: tuple[Any, ...]
+    kernels: int
+
+
+def order_kernels(kernels: Sequence[Kernel], opaque: Sequence[int], graph: Graph) -> list[Kernel | int]:
+    """Kernels and opaque operators in an order in which every tensor is made before it is read.
+
+    Raises ValueError for a cycle.
+    """
+    made = {t.index for t in graph.tensors if t.role is not Role.VALUE}
+    waiting: list[Kernel | int] = [*kernels, *opaque]
+
+    def needs(unit: Kernel | int) -> tuple[int, ...]:
+        return graph.operators[unit].inputs if isinstance(unit, int) else unit.assignment.group.inputs
+
+    def gives(unit: Kernel | int) -> tuple[int, ...]:
+        return graph.operators[unit].outputs if isinstance(unit, int) else unit.assignment.group.outputs
+
+    def first(unit: Kernel | int) -> int:
+        return unit if isinstance(unit, int) else unit.assignment.group.members[-1]
+
+    waiting.sort(key=first)
+    ordered: list[Kernel | int] = []
+    while waiting:
+        later: list[Kernel | int] = []
+        before = len(ordered)
+        for unit in waiting:
+            if all(t in made for t in needs(unit)):
+                ordered.append(unit)
+                made.update(gives(unit))
+            else:
+                later.append(unit)
+        if len(ordered) == before:
+            raise ValueError("the groups depend on each other in a cycle")
+        waiting = later
+    return ordered
+
+
+def assemble(
+    source: Any,
+    graph: Graph,
+    kernels: Sequence[Kernel],
+    opaque: Sequence[int],
+    calls: Any,
+    constants: Any,
+) -> Program:
+    """The program. `source` is the lowered `main`; `calls[i]` the Relax call of operator i; `constants[t]` a constant.
+
+    Opaque operators keep their call with its operands replaced.
+    """
+    builder = relax.BlockBuilder()
+    params = [relax.Var(p.name, p.ty) for p in source.params]
+    values: dict[int, Any] = dict(zip(graph.inputs, params, strict=True))
+    used = [
+        t
+        for t in dict.fromkeys(t for k in kernels for t in k.assignment.group.inputs)
+        if graph.tensors[t].role is Role.CONSTANT
+    ]
+    loose = {t for i in opaque for t in graph.operators[i].inputs} | set(graph.outputs)
+    used += [t for t in loose if graph.tensors[t].role is Role.CONSTANT and t not in used]
+    weights = [relax.Var(f"weight{n}", kernel_type(graph.tensors[t])) for n, t in enumerate(used)]
+    values.update(zip(used, weights, strict=True))
+    functions: dict[str, Any] = {}
+    launched = 0
+    with builder.function("main", [*params, *weights], attrs={"num_input": len(params)}):
+        with builder.dataflow():
+            for unit in order_kernels(kernels, opaque, graph):
+                if isinstance(unit, int):
+                    _emit_opaque(builder, graph, unit, calls, values)
+                    continue
+                group = unit.assignment.group
+                if unit.func is None:
+                    target = group.outputs[0]
+                    shape = list(graph.tensors[target].shape)
+                    values[target] = builder.emit(relax.op.reshape(values[group.inputs[0]], shape))
+                    continue
+                launched += 1
+                if unit.name not in functions:
+                    functions[unit.name] = builder.add_func(unit.func, unit.name)
+                types = [kernel_type(graph.tensors[t]) for t in group.outputs]
+                args = [values[t] for t in group.inputs]
+                call = builder.emit(relax.call_tir(functions[unit.name], args, types[0] if len(types) == 1 else types))
+                if len(types) == 1:
+                    values[group.outputs[0]] = call
+                else:
+                    for n, t in enumerate(group.outputs):
+                        values[t] = builder.emit(relax.TupleGetItem(call, n))
+            results = [values[t] for t in graph.outputs]
+            single = isinstance(source.body.body.ty, relax.TensorType)
+            output = builder.emit_output(results[0] if single else builder.normalize(relax.Tuple(results)))
+        builder.emit_func_output(output)
+    return Program(builder.get(), tuple(constants[t] for t in used), launched)
+
+
+def _emit_opaque(builder: Any, graph: Graph, index: int, calls: Any, values: dict[int, Any]) -> None:
+    op = graph.operators[index]
+    call = calls[index]
+    replaced = iter(op.inputs)
+    args = []
+    for arg in call.args:
+        ty = getattr(arg, "ty", None)
+        if isinstance(ty, relax.TensorType):
+            args.append(values[next(replaced)])
+        elif isinstance(arg, relax.Tuple):
+            args.append(
+                relax.Tuple([values[next(replaced)] if isinstance(f.ty, relax.TensorType) else f for f in arg.fields])
+            )
+        else:
+            args.append(arg)
+    result = builder.emit(relax.Call(call.op, args, call.attrs, call.ty_args))
+    if len(op.outputs) == 1 and isinstance(result.ty, relax.TensorType):
+        values[op.outputs[0]] = result
+    else:
+        for n, t in enumerate(op.outputs):
+            values[t] = builder.emit(relax.TupleGetItem(result, n))

@@ -1,0 +1,222 @@
+"""Groups without a reduction: elementwise chains, broadcasts, layout changes, slices, concat, resize, gather.
+
+Everything that is read once, or is cheap, is inlined into what is written. A costly value that a broadcast would
+repeat, or that is read several times, gets a loop nest of its own in the same kernel. Each nest runs over
+[outer axes, inner axis]: the outer ones in parallel, the inner one in vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from autofuse.graph.model import Group, MappingType, Operator
+from autofuse.graph.reasons import Refusal
+from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily
+from autofuse.target import Hardware
+
+if TYPE_CHECKING:
+    from tvm.tirx import PrimFunc
+
+#: Mapping types of operators that read at most one element of each operand for an element of the result.
+INJECTIVE = frozenset({MappingType.ONE_TO_ONE, MappingType.ONE_TO_MANY, MappingType.REORGANIZE, MappingType.SHUFFLE})
+# Scalar operations below which a second thread costs more than it brings: a parallel region takes microseconds.
+_SERIAL_OPERATIONS = 16_384
+
+
+@dataclass(frozen=True)
+class ElementwiseConfig(Configuration):
+    """parallel: 1 to hand the outer axes to the thread pool; vectors: vector registers that one inner step fills."""
+
+    parallel: int
+    vectors: int
+
+
+def collapsible(group: Group) -> int:
+    """How many trailing axes of the result run as one: all operands pass through them whole or not at all."""
+    shape = group.graph.tensors[group.outputs[-1]].shape
+    count = len(shape)
+    for op in group.operators:
+        straight = op.mapping in (MappingType.ONE_TO_ONE, MappingType.ONE_TO_MANY) and not op.attrs.get("axes")
+        if not straight or op.kind in ("concat", "strided_slice", "take", "nn.pad"):
+            return 1
+        for t in (*op.inputs, *op.outputs):
+            other = group.graph.tensors[t].shape
+            other = (1,) * (len(shape) - len(other)) + other
+            if len(other) != len(shape):
+                return 1
+            passed = 0
+            for k in range(1, len(shape) + 1):
+                tail, full = other[-k:], shape[-k:]
+                if tail != full and any(e != 1 for e in tail):
+                    break
+                passed = k
+            count = min(count, passed)
+    return max(count, 1)
+
+
+class ElementwiseFamily(ScheduleFamily):
+    """Schedules any group of injective operators whose results have one shape."""
+
+    name: ClassVar[str] = "elementwise"
+    version: ClassVar[int] = 1
+    configuration: ClassVar[type[Configuration]] = ElementwiseConfig
+
+    def match(self, group: Group, hardware: Hardware) -> Refusal | None:
+        """Injective operators only, all results of one shape."""
+        for op in group.operators:
+            if op.mapping not in INJECTIVE or op.reduction:
+                return Refusal("reduction", f"{op.name} ({op.kind}) reduces: not an elementwise kernel", (op.index,))
+        shapes = {group.graph.tensors[t].shape for t in group.outputs}
+        if len(shapes) > 1:
+            return Refusal(
+                "shapes", f"results of different shapes {sorted(shapes)} need different loops", group.members
+            )
+        return None
+
+    def configs(self, group: Group, hardware: Hardware) -> Sequence[Configuration]:
+        """Parallel first where there is enough work, serial first where there is not."""
+        work = group.work
+        operations = work.flops + 7 * work.special + sum(group.graph.tensors[t].elements for t in group.outputs)
+        order = (1, 0) if operations > _SERIAL_OPERATIONS else (0, 1)
+        if hardware.cores == 1:
+            order = (0,)
+        elif operations > 64 * _SERIAL_OPERATIONS:
+            order = (1,)
+        elif operations < _SERIAL_OPERATIONS // 8:
+            order = (0,)
+        return [ElementwiseConfig(parallel, vectors) for parallel in order for vectors in (1, 2)]
+
+    def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
+        """One pass over operands and results; strided operands fill vectors badly."""
+        assert isinstance(config, ElementwiseConfig)
+        tensors = group.graph.tensors
+        shape = tensors[group.outputs[-1]].shape
+        inner = prod(shape[len(shape) - collapsible(group) :])
+        lanes = hardware.lanes
+        steps = -(-inner // lanes)
+        fill = inner / (steps * lanes)
+        if any(a.stride not in (0, 1) for op in group.operators for a in op.accesses):
+            fill = min(fill, 2 / lanes)
+        traffic = sum(tensors[t].bytes for t in (*group.inputs, *group.outputs))
+        nests = 1 + len(repeated(group))
+        return KernelShape(
+            tasks=max(1, prod(shape) // max(inner, 1)) if config.parallel else 1,
+            vector_fill=max(fill, 1 / lanes),
+            accumulators=config.vectors,
+            independent_chains=8,
+            l1_bytes=traffic,
+            l2_bytes=traffic,
+            l3_bytes=traffic,
+            memory_bytes=traffic,
+            footprint=traffic,
+            loops=nests + len(group.outputs) - 1,
+        )
+
+    def apply(self, func: PrimFunc, group: Group, config: Any, hardware: Hardware) -> PrimFunc:
+        """See the module's description."""
+        from autofuse.schedule import blocks
+
+        def build() -> PrimFunc:
+            sch = blocks.open_schedule(func)
+            kept = separate_costly(sch)
+            collapse = collapsible(group)
+            for block in kept:
+                schedule_nest(sch, block, config, collapse if blocks.is_output(sch, block) else 1, hardware.lanes)
+            return blocks.close_schedule(sch, func)
+
+        return blocks.guarded(f"elementwise group {group.label}", build)
+
+
+def repeated(group: Group) -> list[Operator]:
+    """Members whose costly value a broadcast inside the group would repeat."""
+    graph, inside = group.graph, set(group.members)
+    found = []
+    for op in group.operators:
+        if not (op.work.special or op.work.divide or op.work.flops > 4 * max(1, graph.tensors[op.outputs[0]].elements)):
+            continue
+        size = graph.tensors[op.outputs[0]].elements
+        users = [u for u in graph.users.get(op.outputs[0], ()) if u in inside]
+        if any(graph.tensors[graph.operators[u].outputs[0]].elements > size for u in users):
+            found.append(op)
+    return found
+
+
+def separate_costly(sch: Any) -> list[Any]:
+    """Inline what may be inlined; the blocks that stay (results, and costly values read often or under a broadcast)."""
+    from autofuse.schedule import blocks
+
+    kept = []
+    for block in blocks.blocks(sch):
+        if blocks.is_output(sch, block) or not _inlined(sch, block):
+            kept.append(block)
+    return kept
+
+
+def _inlined(sch: Any, block: Any) -> bool:
+    from autofuse.schedule import blocks
+
+    size = _points(sch, block)
+    cheap = blocks.is_cheap(sch, block)
+    spread = any(_points(sch, user) > size for user in blocks.consumers(sch, block))
+    if (spread or blocks.uses(sch, block) > 1) and not cheap:
+        return False
+    if blocks.uses(sch, block) > 4:
+        return False
+    sch.compute_inline(block)
+    return True
+
+
+def _points(sch: Any, block: Any) -> int:
+    return prod(int(iv.dom.extent) for iv in sch.get(block).iter_vars)
+
+
+def schedule_nest(sch: Any, block: Any, config: ElementwiseConfig, collapse: int, lanes: int) -> None:
+    """One nest over [outer, inner]: outer in parallel, inner in vectors of `lanes` × config.vectors."""
+    from autofuse.schedule import blocks
+
+    loops = list(sch.get_loops(block))
+    if not loops:
+        return
+    cut = len(loops) - collapse
+    outer, inner = loops[:cut], loops[cut:]
+    while outer and len(inner) == 1 and blocks.extent(sch, inner[0]) == 1:
+        inner.insert(0, outer.pop())
+        inner = [sch.fuse(*inner)]
+    last = sch.fuse(*inner) if len(inner) > 1 else inner[0]
+    extent = blocks.extent(sch, last)
+    if outer:
+        first = sch.fuse(*outer) if len(outer) > 1 else outer[0]
+    else:
+        # A flat nest: cut it into pieces that are whole vectors.
+        pieces = _pieces(extent, lanes * config.vectors)
+        if pieces > 1:
+            first, last = sch.split(last, [pieces, None])
+            extent = blocks.extent(sch, last)
+        else:
+            first = None
+    step = lanes * config.vectors
+    while step > lanes and extent % step:
+        step -= lanes
+    if extent >= lanes:
+        main, vector = sch.split(last, [None, step])
+        if extent % step:
+            sch.annotate(main, "pragma_loop_partition_hint", 1)
+        if step > lanes:
+            rest, vector = sch.split(vector, [None, lanes])
+            sch.unroll(rest)
+        sch.vectorize(vector)
+    elif extent > 1 and extent & (extent - 1) == 0:
+        sch.vectorize(last)
+    if first is not None and config.parallel and blocks.extent(sch, first) > 1:
+        sch.parallel(first)
+
+
+def _pieces(extent: int, step: int) -> int:
+    """How many equal pieces, each whole steps, a flat loop is cut into; 1 where no such cut exists."""
+    for pieces in (64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2):
+        if extent % (pieces * step) == 0:
+            return pieces
+    return 1
