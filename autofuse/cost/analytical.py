@@ -1,0 +1,215 @@
+"""The analytical cost model: from a group's work, a kernel shape and a hardware description to seconds.
+
+A roofline with one roof per memory level:
+
+    time = max(compute, l1, l2, l3, memory) + recompute + parallel + entry
+
+Every term is in seconds of the whole kernel and already divided by the speed-up that its tasks allow. What each term is
+made of stands at the function that computes it; `AnalyticalCostModel.terms` gives them by name.
+
+Sources: the roofline of Williams, Waterman, Patterson (CACM 52(4), 2009) and its cache-aware form (Ilic, Pratas, Sousa,
+IEEE CAL 13(1), 2014); latencies and issue widths of the cores from Fog's instruction tables. Constants that were fitted
+or judged say so.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autofuse.cost.model import Candidate, CostModel
+from autofuse.graph.model import Group
+from autofuse.schedule.family import KernelShape
+from autofuse.target import Hardware
+
+Array = NDArray[np.float64]
+Terms = dict[str, Array]
+
+SHAPE_FIELDS = (
+    "tasks", "vector_fill", "accumulators", "independent_chains", "recompute", "loads_per_fma",
+    "l1_bytes", "l2_bytes", "l3_bytes", "memory_bytes", "footprint", "loops",
+)  # fmt: skip
+
+# Chains that keep the FMA units busy: 2 units × 4 cycles (Skylake and later, Zen 3 and later; 10 on Haswell and Zen 2,
+# but 8 accumulators reached sgemm's own rate in the schedules that were tried).
+CHAINS_IN_FLIGHT = 8
+# Vector loads that a core issues in the time of one FMA at full rate: 2 loads and 2 FMAs a cycle.
+LOADS_PER_FMA_SLOT = 1.0
+# Registers that an inner tile needs beside its accumulators: a weight, a broadcast input and a temporary.
+OPERAND_REGISTERS = 3
+# A tile that does not fit in the registers runs at about half the rate (measured: 42 to 46 GFLOP/s, else 84 to 94).
+SPILL_SLOWDOWN = 2.0
+# A working set counts as inside a cache up to half its size, as outside from twice its size, and in between in
+# proportion on a logarithmic scale (judged: LRU, associativity and the other tensors in flight blur the border).
+CACHE_EDGE = 2.0
+# Seconds to call a compiled function through its packed interface, argument checks included (measured: 0.1 to 0.2 µs).
+ENTRY_SECONDS = 1.0e-7
+
+
+def shape_matrix(shapes: Sequence[KernelShape]) -> Array:
+    """The kernel shapes as an array (n, len(SHAPE_FIELDS)), columns in the order of SHAPE_FIELDS."""
+    rows = itertools.chain.from_iterable(map(attrgetter(*SHAPE_FIELDS), shapes))
+    width = len(SHAPE_FIELDS)
+    return np.fromiter(rows, np.float64, len(shapes) * width).reshape(-1, width)
+
+
+def group_quantities(group: Group) -> tuple[float, ...]:
+    """What the model needs of a group whatever its configuration.
+
+    (fma, chained simple, free simple, chained compare, free compare, divide, special) in scalar operations, then the
+    compulsory bytes: its inputs and outputs once. Chained are those of reductions without multiply-adds (a sum, a
+    maximum): each waits for the one before it, as multiply-adds do.
+    """
+    fma = divide = special = 0
+    simple, compare = [0, 0], [0, 0]  # free, chained
+    for op in group.operators:
+        work = op.work
+        chained = bool(op.reduction) and not work.fma
+        fma += work.fma
+        simple[chained] += work.simple
+        compare[chained] += work.compare
+        divide += work.divide
+        special += work.special
+    tensors = group.graph.tensors
+    moved = sum(tensors[t].bytes for t in (*group.inputs, *group.outputs))
+    return tuple(map(float, (fma, simple[1], simple[0], compare[1], compare[0], divide, special, moved)))
+
+
+def outside(size: Array, capacity: float | Array) -> Array:
+    """Share (0..1) of a working set of `size` bytes that a cache of `capacity` bytes does not hold."""
+    with np.errstate(divide="ignore"):
+        position = np.log(size / capacity) / np.log(CACHE_EDGE)
+    clipped: Array = np.clip((position + 1.0) / 2.0, 0.0, 1.0)
+    return clipped
+
+
+class AnalyticalCostModel(CostModel):
+    """Latency from a hardware description alone: the seed of every search, and the learned model's base.
+
+    Costs are those of the kernel by itself, as a measurement of it sees them; `call_cost` is what a plan adds for each.
+    """
+
+    name: ClassVar[str] = "analytical"
+
+    def __init__(self, hardware: Hardware) -> None:
+        self.hardware = hardware
+        h = hardware
+        # A level further out is never faster, whatever noise a calibration caught.
+        self._l1 = h.l1_bandwidth
+        self._l2 = min(h.l2_bandwidth, self._l1)
+        self._l3 = min(h.l3_bandwidth, self._l2)
+        # What one core can draw from memory: no more than from L3.
+        self._memory_per_core = min(self._l3, h.memory_bandwidth)
+
+    @property
+    def call_cost(self) -> float:
+        """Seconds that the virtual machine adds to a plan for each of its kernels."""
+        return self.hardware.call_overhead
+
+    def shapes(self, candidates: Sequence[Candidate]) -> list[KernelShape]:
+        """Each candidate's kernel shape, as its family states it."""
+        hardware = self.hardware
+        return [c.family.shape(c.group, c.config, hardware) for c in candidates]
+
+    def costs(self, candidates: Sequence[Candidate]) -> Array:
+        """Seconds of each candidate; see CostModel."""
+        return self.terms(candidates)["total"]
+
+    def terms(self, candidates: Sequence[Candidate], shapes: Sequence[KernelShape] | None = None) -> Terms:
+        """The named terms of each candidate's cost, arrays of length n in seconds; `shapes` if already known.
+
+        fma, simple, compare, divide, special: serial seconds of one core. compute, recompute, l1, l2, l3, memory,
+        parallel, entry: seconds as they count. total: the cost. speedup: one core's time over the kernel's (a number).
+        """
+        if shapes is None:
+            shapes = self.shapes(candidates)
+        rows: dict[int, int] = {}
+        unique: list[tuple[float, ...]] = []
+        index = np.empty(len(candidates), np.intp)
+        for i, candidate in enumerate(candidates):
+            key = id(candidate.group)  # alive as long as `candidates` is, and cheaper than hashing
+            row = rows.get(key)
+            if row is None:
+                row = rows[key] = len(unique)
+                unique.append(group_quantities(candidate.group))
+            index[i] = row
+        quantities = np.array(unique, np.float64).reshape(-1, 8)[index]
+        return self.evaluate(quantities, shape_matrix(shapes))
+
+    def evaluate(self, quantities: Array, shape: Array) -> Terms:
+        """`terms` from plain numbers: quantities (n, 8) of `group_quantities`, shape (n, 12) of `shape_matrix`."""
+        h = self.hardware
+        (tasks, fill, accumulators, chains, recompute, loads, l1, l2, l3, compulsory, footprint, loops) = shape.T
+        tasks = np.maximum(tasks, 1.0)
+        # Tasks run in waves of `cores`; a last wave that is not full leaves cores idle. One task: one core.
+        speedup = tasks / np.ceil(tasks / h.cores)
+        result = self._work(quantities, fill, accumulators, chains, loads)
+        work = result["fma"] + result["simple"] + result["compare"] + result["divide"] + result["special"]
+        result["compute"] = work / speedup
+        # `recompute` is scalar operations executed over needed for the whole kernel: what is beyond 1 is extra time.
+        result["recompute"] = np.maximum(recompute - 1.0, 0.0) * result["compute"]
+
+        compulsory = np.where(compulsory > 0, compulsory, quantities[:, 7])
+        used = np.minimum(tasks, h.cores)
+        result |= self._traffic(compulsory, l1, l2, l3, footprint, used, speedup)
+        # Each loop nest of a parallel kernel enters and leaves the pool once.
+        parallel = (tasks > 1) & (h.cores > 1)
+        result["parallel"] = np.where(parallel, h.parallel_overhead * np.maximum(loops, 1.0), 0.0)
+        result["entry"] = np.full(len(shape), ENTRY_SECONDS)
+        roof = np.maximum.reduce([result[name] for name in ("compute", "l1", "l2", "l3", "memory")])
+        result["speedup"] = speedup
+        result["total"] = roof + result["recompute"] + result["parallel"] + result["entry"]
+        return result
+
+    def _work(self, quantities: Array, fill: Array, accumulators: Array, chains: Array, loads: Array) -> Terms:
+        """Serial seconds of one core for each class of scalar operations.
+
+        A class's rate (operations per second with full vectors) is lowered by the share of lanes in use. Multiply-adds
+        run slower by the worst of: too few independent chains to hide their latency, more vector loads per FMA than are
+        issued beside it; and by the spill factor where accumulators and operands exceed the registers. Reductions
+        without multiply-adds wait for the chains alike.
+        """
+        h = self.hardware
+        fma, chained_simple, free_simple, chained_compare, free_compare, divide, special = quantities[:, :7].T
+        lanes = np.clip(fill, 1.0 / h.lanes, 1.0)
+        latency = CHAINS_IN_FLIGHT / np.clip(chains, 1.0, CHAINS_IN_FLIGHT)
+        slots = np.maximum(latency, np.maximum(loads / LOADS_PER_FMA_SLOT, 1.0))
+        excess = np.maximum(accumulators + OPERAND_REGISTERS - h.vector_registers, 0.0)
+        # Beyond the cliff every further register costs its share of loads and stores.
+        spill = np.where(excess > 0, SPILL_SLOWDOWN + excess / h.vector_registers, 1.0)
+        return {
+            "fma": fma / (h.fma_per_second * lanes) * slots * spill,
+            "simple": (free_simple + chained_simple * latency) / (h.simple_per_second * lanes),
+            "compare": (free_compare + chained_compare * latency) / (h.simple_per_second * lanes),
+            "divide": divide / (h.divide_per_second * lanes),
+            "special": special / (h.special_per_second * lanes),
+        }
+
+    def _traffic(
+        self, compulsory: Array, l1: Array, l2: Array, l3: Array, footprint: Array, used: Array, speedup: Array
+    ) -> Terms:
+        """Seconds for the bytes that cross each border: registers/L1, L1/L2, L2/L3, L3/memory.
+
+        Compulsory bytes (inputs and outputs once) cross the borders that their producer's leftovers do not save them:
+        L1 and L2 always; L3 as far as all of them do not fit the used cores' L2; memory as far as they do not fit L3
+        (tensors are hot in L3 unless they are larger). Traffic that the tiling repeats is stated by the kernel shape;
+        what it repeats across L2/L3 comes from memory where the tasks that run at once overflow L3 together.
+        L1, L2 and L3 bandwidths are a core's and add up over cores; memory's is the chip's, and one core cannot draw
+        more of it than of L3.
+        """
+        h = self.hardware
+        running = footprint * used
+        past_l2 = outside(compulsory, h.l2_bytes * used)
+        past_l3 = outside(np.maximum(compulsory, running), h.l3_bytes)
+        from_memory = np.maximum(compulsory * past_l3, l3 * outside(running, h.l3_bytes))
+        return {
+            "l1": np.maximum(l1, compulsory) / (self._l1 * speedup),
+            "l2": np.maximum(l2, compulsory) / (self._l2 * speedup),
+            "l3": np.maximum(l3, compulsory * past_l2) / (self._l3 * speedup),
+            "memory": from_memory / np.minimum(h.memory_bandwidth, self._memory_per_core * speedup),
+        }

@@ -1,0 +1,276 @@
+"""The analytical cost model: terms worked out by hand, what may never get cheaper, speed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autofuse.cost import AnalyticalCostModel, Candidate
+from autofuse.cost.analytical import ENTRY_SECONDS, SPILL_SLOWDOWN, outside
+from autofuse.graph.model import Access, Graph, Group, MappingType, Operator, Role, Tensor, Work
+from autofuse.graph.reasons import Refusal
+from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily
+from autofuse.target import Hardware
+
+# Round numbers: 4 cores, 8 lanes, 1e10 of everything a second.
+MACHINE = Hardware(
+    cores=4, vector_bytes=32, vector_registers=16, fma_per_second=1e10, simple_per_second=1e10, divide_per_second=1e9,
+    special_per_second=1e8, l1_bytes=1 << 15, l2_bytes=1 << 19, l3_bytes=1 << 24, l1_bandwidth=4e10, l2_bandwidth=2e10,
+    l3_bandwidth=1e10, memory_bandwidth=2e10, parallel_overhead=1e-6, call_overhead=5e-7,
+)  # fmt: skip
+FULL = KernelShape(tasks=1, independent_chains=8, accumulators=8)
+
+
+@dataclass(frozen=True)
+class FakeConfiguration(Configuration):
+    """Selects one of a FakeFamily's shapes."""
+
+    shape: int = 0
+
+
+class FakeFamily(ScheduleFamily):
+    """Matches everything; its kernel shapes are given."""
+
+    name = "fake"
+    version = 1
+    configuration = FakeConfiguration
+
+    def __init__(self, shapes: Sequence[KernelShape]) -> None:
+        self.known = tuple(shapes)
+
+    def match(self, group: Group, hardware: Hardware) -> Refusal | None:
+        return None
+
+    def configs(self, group: Group, hardware: Hardware) -> Sequence[Configuration]:
+        return [FakeConfiguration(i) for i in range(len(self.known))]
+
+    def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
+        assert isinstance(config, FakeConfiguration)
+        return self.known[config.shape]
+
+    def apply(self, func: Any, group: Group, config: Any, hardware: Hardware) -> Any:
+        return func
+
+
+def one(work: Work, elements: int = 64, reduction: tuple[int, ...] = (), kind: str = "add") -> Group:
+    """A group of one operator that does `work` on vectors of `elements` float32."""
+    tensors = (Tensor(0, "x", (elements,), role=Role.INPUT), Tensor(1, "y", (elements,)))
+    access = Access(0, 0, MappingType.MANY_TO_MANY if work.fma else MappingType.ONE_TO_ONE)
+    op = Operator(0, kind, kind, kind, (0,), (1,), (access,), work, spatial=(elements,), reduction=reduction)
+    return Group.of(Graph("one", tensors, (op,), (0,), (1,)), [0])
+
+
+def candidate(group: Group, shape: KernelShape) -> Candidate:
+    return Candidate(group, FakeFamily([shape]), FakeConfiguration())
+
+
+def terms(group: Group, shape: KernelShape, hardware: Hardware = MACHINE) -> dict[str, float]:
+    return {k: float(v[0]) for k, v in AnalyticalCostModel(hardware).terms([candidate(group, shape)]).items()}
+
+
+def cost(group: Group, shape: KernelShape, hardware: Hardware = MACHINE) -> float:
+    return float(AnalyticalCostModel(hardware).costs([candidate(group, shape)])[0])
+
+
+def test_serial_multiply_adds_run_at_the_fma_rate() -> None:
+    # 1e6 multiply-adds at 1e10 a second; 512 bytes moved are nothing beside that.
+    t = terms(one(Work(fma=1_000_000), reduction=(64,)), FULL)
+    assert t["fma"] == t["compute"] == pytest.approx(1e-4)
+    assert t["parallel"] == 0.0 and t["recompute"] == 0.0
+    assert t["total"] == pytest.approx(1e-4 + ENTRY_SECONDS)
+
+
+def test_each_class_of_operation_has_its_rate() -> None:
+    t = terms(one(Work(fma=1000, simple=2000, divide=300, special=40, compare=5000), reduction=(8,)), FULL)
+    assert (t["fma"], t["simple"], t["compare"]) == pytest.approx((1e-7, 2e-7, 5e-7))
+    assert (t["divide"], t["special"]) == pytest.approx((3e-7, 4e-7))
+    assert t["compute"] == pytest.approx(1.5e-6)
+
+
+def test_few_chains_do_not_hide_the_latency() -> None:
+    group = one(Work(fma=1000), reduction=(8,))
+    assert terms(group, replace(FULL, independent_chains=2))["fma"] == pytest.approx(4e-7)
+    assert terms(group, replace(FULL, independent_chains=12))["fma"] == pytest.approx(1e-7)
+    # A sum waits for itself too; an addition of two tensors does not.
+    assert terms(one(Work(simple=1000), reduction=(10,)), replace(FULL, independent_chains=1))[
+        "simple"
+    ] == pytest.approx(8e-7)
+    assert terms(one(Work(simple=1000)), replace(FULL, independent_chains=1))["simple"] == pytest.approx(1e-7)
+
+
+def test_loads_beyond_one_per_fma_slow_it_down() -> None:
+    group = one(Work(fma=1000), reduction=(8,))
+    assert terms(group, replace(FULL, loads_per_fma=0.75))["fma"] == pytest.approx(1e-7)
+    assert terms(group, replace(FULL, loads_per_fma=2.0))["fma"] == pytest.approx(2e-7)
+
+
+def test_accumulators_beyond_the_registers_spill() -> None:
+    group = one(Work(fma=1000), reduction=(8,))
+    fits, spills = (terms(group, replace(FULL, accumulators=n, independent_chains=8))["fma"] for n in (13, 14))
+    assert fits == pytest.approx(1e-7) and spills >= SPILL_SLOWDOWN * 1e-7
+    wide = replace(MACHINE, vector_registers=32)
+    assert terms(group, replace(FULL, accumulators=14), wide)["fma"] == pytest.approx(1e-7)
+
+
+def test_scalar_code_uses_one_lane() -> None:
+    group = one(Work(simple=8000))
+    assert terms(group, replace(FULL, vector_fill=1 / 8))["simple"] == pytest.approx(6.4e-6)
+    assert terms(group, replace(FULL, vector_fill=0.0))["simple"] == pytest.approx(6.4e-6)
+
+
+def test_parallel_work_is_divided_and_the_tail_counts() -> None:
+    group = one(Work(fma=8_000_000), reduction=(64,))
+    even, tail, two = (terms(group, replace(FULL, tasks=n)) for n in (8, 5, 2))
+    assert even["speedup"] == 4 and even["compute"] == pytest.approx(2e-4)
+    assert tail["speedup"] == 2.5 and tail["compute"] == pytest.approx(3.2e-4)
+    assert two["speedup"] == 2 and two["compute"] == pytest.approx(4e-4)
+    assert even["parallel"] == pytest.approx(1e-6)
+    assert terms(group, replace(FULL, tasks=8, loops=3))["parallel"] == pytest.approx(3e-6)
+    assert terms(group, replace(FULL, tasks=8), replace(MACHINE, cores=1))["parallel"] == 0.0
+
+
+def test_recompute_is_paid_on_top() -> None:
+    t = terms(one(Work(fma=1_000_000), reduction=(64,)), replace(FULL, recompute=1.25))
+    assert t["recompute"] == pytest.approx(2.5e-5)
+    assert t["total"] == pytest.approx(1.25e-4 + ENTRY_SECONDS)
+
+
+def test_small_tensors_stay_in_l2() -> None:
+    # 16 KiB in and out: far inside L2, so neither L3 nor memory is paid for.
+    t = terms(one(Work(simple=1), 4096), FULL)
+    assert t["l1"] == pytest.approx(32768 / 4e10) and t["l2"] == pytest.approx(32768 / 2e10)
+    assert t["l3"] == 0.0 and t["memory"] == 0.0
+    assert t["total"] == pytest.approx(t["l2"] + ENTRY_SECONDS)
+
+
+def test_larger_tensors_come_from_l3() -> None:
+    # 2 MiB each way: beyond twice the L2 of one core, within half of L3.
+    t = terms(one(Work(simple=1), 1 << 19), FULL)
+    assert t["l3"] == pytest.approx((4 << 20) / 1e10) and t["memory"] == 0.0
+    # On four cores at once the bandwidth is four cores', the L2s are four (4 MiB against 2 MiB is the edge).
+    assert terms(one(Work(simple=1), 1 << 19), replace(FULL, tasks=4))["l3"] == pytest.approx((4 << 20) / 4e10)
+
+
+def test_tensors_beyond_l3_stream_from_memory() -> None:
+    group = one(Work(simple=1), 1 << 24)  # 64 MiB in, 64 MiB out
+    serial, parallel = terms(group, FULL), terms(group, replace(FULL, tasks=4))
+    assert serial["memory"] == pytest.approx((128 << 20) / 1e10)  # one core draws no more than from L3
+    assert parallel["memory"] == pytest.approx((128 << 20) / 2e10)  # the chip's limit
+    assert parallel["total"] == pytest.approx(parallel["memory"] + 1e-6 + ENTRY_SECONDS)
+
+
+def test_repeated_traffic_stays_in_l3_unless_the_tasks_overflow_it() -> None:
+    group = one(Work(simple=1), 1 << 16)
+    shape = replace(FULL, l3_bytes=1 << 28, footprint=1 << 20)
+    fits, overflows = terms(group, shape), terms(group, replace(shape, footprint=1 << 26))
+    assert fits["l3"] == pytest.approx((1 << 28) / 1e10) and fits["memory"] == 0.0
+    assert overflows["memory"] == pytest.approx((1 << 28) / 1e10)
+
+
+def test_stated_compulsory_traffic_replaces_the_tensors_sizes() -> None:
+    # A gather reads a few rows of a large table.
+    group = one(Work(simple=1), 1 << 24)
+    assert terms(group, replace(FULL, memory_bytes=4096))["memory"] == 0.0
+
+
+def test_cache_border_is_a_slope() -> None:
+    shares = outside(np.array([0.0, 500.0, 1000.0, 2000.0, 1e9]), 1000.0)
+    assert shares == pytest.approx([0, 0, 0.5, 1, 1])
+
+
+def test_a_noisy_calibration_never_makes_far_memory_fast() -> None:
+    odd = replace(MACHINE, l2_bandwidth=9e10, l3_bandwidth=8e10, memory_bandwidth=7e11)
+    t = terms(one(Work(simple=1), 1 << 24), FULL, odd)
+    assert t["memory"] >= t["l3"] >= t["l2"] >= t["l1"] > 0
+
+
+def test_call_cost_is_the_machines_call_overhead_and_not_in_the_costs() -> None:
+    model = AnalyticalCostModel(MACHINE)
+    assert model.call_cost == 5e-7
+    assert cost(one(Work()), FULL) < 5e-7
+
+
+counts = st.integers(0, 10**12)
+works = st.builds(Work, fma=counts, simple=counts, divide=counts, special=counts, compare=counts)
+sizes = st.integers(0, 10**11)
+kernel_shapes = st.builds(
+    KernelShape,
+    tasks=st.integers(1, 10**5),
+    vector_fill=st.floats(0, 1),
+    accumulators=st.integers(0, 64),
+    independent_chains=st.integers(0, 64),
+    recompute=st.floats(1, 50),
+    loads_per_fma=st.floats(0, 20),
+    l1_bytes=sizes,
+    l2_bytes=sizes,
+    l3_bytes=sizes,
+    memory_bytes=sizes,
+    footprint=sizes,
+    loops=st.integers(0, 20),
+)
+# Equal but for rounding in the last places.
+NOT_CHEAPER = 1 - 1e-9
+
+
+@settings(max_examples=60, deadline=None)
+@given(works, kernel_shapes, st.integers(1, 10**6), st.booleans())
+def test_costs_and_terms_are_finite_and_positive(work: Work, shape: KernelShape, elements: int, reduces: bool) -> None:
+    t = terms(one(work, elements, (4,) if reduces else ()), shape)
+    assert all(np.isfinite(v) and v >= 0 for v in t.values())
+    assert t["total"] >= max(t["compute"], t["l1"], t["l2"], t["l3"], t["memory"]) + ENTRY_SECONDS
+
+
+@settings(max_examples=60, deadline=None)
+@given(works, works, kernel_shapes)
+def test_more_work_is_never_cheaper(work: Work, more: Work, shape: KernelShape) -> None:
+    assert cost(one(work + more, reduction=(4,)), shape) >= NOT_CHEAPER * cost(one(work, reduction=(4,)), shape)
+
+
+@settings(max_examples=100, deadline=None)
+@given(works, kernel_shapes, st.sampled_from(["l1", "l2", "l3", "memory"]), st.integers(1, 10**10))
+def test_more_bytes_are_never_cheaper(work: Work, shape: KernelShape, level: str, more: int) -> None:
+    shape = replace(shape, memory_bytes=max(1, shape.memory_bytes))  # 0 stands for "the tensors' sizes"
+    name = f"{level}_bytes"
+    assert cost(one(work), replace(shape, **{name: getattr(shape, name) + more})) >= NOT_CHEAPER * cost(
+        one(work), shape
+    )
+    bigger = replace(shape, footprint=shape.footprint + more)
+    assert cost(one(work), bigger) >= NOT_CHEAPER * cost(one(work), shape)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 10**7), st.integers(1, 10**6), kernel_shapes)
+def test_larger_tensors_are_never_cheaper(elements: int, more: int, shape: KernelShape) -> None:
+    shape = replace(shape, memory_bytes=0)
+    assert cost(one(Work(), elements + more), shape) >= NOT_CHEAPER * cost(one(Work(), elements), shape)
+
+
+@settings(max_examples=60, deadline=None)
+@given(works, kernel_shapes, st.floats(0, 5), st.integers(1, 20))
+def test_worse_tiles_are_never_cheaper(work: Work, shape: KernelShape, more: float, count: int) -> None:
+    group = one(work, reduction=(4,))
+    base = NOT_CHEAPER * cost(group, shape)
+    assert cost(group, replace(shape, recompute=shape.recompute + more)) >= base
+    assert cost(group, replace(shape, loads_per_fma=shape.loads_per_fma + more)) >= base
+    assert cost(group, replace(shape, accumulators=shape.accumulators + count)) >= base
+    assert cost(group, replace(shape, loops=shape.loops + count)) >= base
+    assert cost(group, replace(shape, independent_chains=shape.independent_chains // 2)) >= base
+    assert cost(group, replace(shape, vector_fill=shape.vector_fill / 2)) >= base
+
+
+def test_a_hundred_thousand_candidates_in_one_batch() -> None:
+    groups = [one(Work(fma=1000 * i), reduction=(8,)) for i in range(1, 101)]
+    family = FakeFamily([replace(FULL, tasks=t) for t in range(1, 11)])
+    batch = [Candidate(g, family, FakeConfiguration(c)) for g in groups for c in range(10)] * 100
+    start = time.process_time()
+    costs = AnalyticalCostModel(MACHINE).costs(batch)
+    # About half a second of processor time; an implementation that works candidate by candidate takes many.
+    assert time.process_time() - start < 5.0
+    assert costs.shape == (100_000,) and np.array_equal(costs[:1000], costs[-1000:])
