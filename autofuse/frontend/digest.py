@@ -12,6 +12,7 @@ import hashlib
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import relax
 
 from autofuse.frontend.constants import array_of, is_constant
@@ -47,7 +48,7 @@ def structure_digest(module: tvm.IRModule) -> str:
             attributes = "" if expr.attrs is None else str(expr.attrs)
             return f"{operator}({','.join(describe(arg) for arg in expr.args)}){{{attributes}}}"
         if isinstance(expr, tvm.ir.GlobalVar):
-            return f"@{tvm.ir.structural_hash(module[expr])}"
+            return f"@{tvm_ffi.structural_hash(module[expr])}"
         return str(expr)
 
     for param in function.params:

@@ -115,7 +115,9 @@ def _fold_once(model: onnx.ModelProto) -> bool:
     needed = {name for node in kept for name in _names_read(node)}
     for name, array in new.items():
         if name in needed:
-            graph.initializer.append(onnx.numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name))
+            # ascontiguousarray makes 1-d of 0-d
+            whole = np.ascontiguousarray(array).reshape(array.shape)
+            graph.initializer.append(onnx.numpy_helper.from_array(whole, name))
     _set_nodes(graph, kept)
     return True
 
@@ -133,10 +135,11 @@ def _evaluate(
     if any(_elements(shapes.get(name, ())) > SMALL for name in node.output):
         return None  # an expanded constant: cheaper left to the importer than stored
     arrays = {name: values[name] for name in names}
+    to_onnx = onnx.helper.np_dtype_to_tensor_dtype
     graph = onnx.helper.make_graph(
         [node],
         "one",
-        [onnx.helper.make_tensor_value_info(n, onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in arrays.items()],
+        [onnx.helper.make_tensor_value_info(n, to_onnx(a.dtype), a.shape) for n, a in arrays.items()],
         [onnx.helper.make_empty_tensor_value_info(name) for name in node.output if name],
     )
     single = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid(d, v) for d, v in opsets.items()])

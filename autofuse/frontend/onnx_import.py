@@ -16,9 +16,9 @@ from tvm.relax.frontend.onnx import onnx_frontend
 from autofuse.errors import ModelError
 from autofuse.frontend.converters import CONVERTERS
 from autofuse.frontend.onnx_shapes import model_inputs
+from autofuse.frontend.walk import abandon
 
 _CONTROL_FLOW = {"If", "Loop", "Scan"}
-_NO_TENSOR = {"SequenceMap"}
 
 
 def supported_operators() -> set[str]:
@@ -42,15 +42,20 @@ def import_onnx(model: onnx.ModelProto) -> tvm.IRModule:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return importer.from_onnx(model.graph, opset)
-    except _NodeFailure as failure:
-        node, cause = failure.node, failure.cause
-        raise ModelError(f"{describe_node(node)}: {_reason(cause, node)}") from cause
-    except ModelError:
-        raise
-    except KeyError as error:
-        raise ModelError(f"the graph reads '{error.args[0]}', which nothing in it computes; export the model again") from None
-    except Exception as error:
-        raise ModelError(f"the model cannot be imported: {_first_line(error)}") from error
+    except BaseException as error:
+        abandon(importer.bb)
+        raise _translated(error) from (error.cause if isinstance(error, _NodeFailure) else error)
+
+
+def _translated(error: BaseException) -> BaseException:
+    """An importer's failure as the one line a user sees; anything that is no Exception passes through."""
+    if isinstance(error, _NodeFailure):
+        return ModelError(f"{describe_node(error.node)}: {_reason(error.cause)}")
+    if isinstance(error, ModelError) or not isinstance(error, Exception):
+        return error
+    if isinstance(error, KeyError):
+        return ModelError(f"the graph reads '{error.args[0]}', which nothing in it computes; export the model again")
+    return ModelError(f"the model cannot be imported: {_first_line(error)}")
 
 
 def describe_node(node: onnx.NodeProto) -> str:
@@ -107,7 +112,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
             raise _NodeFailure(node, error) from None
 
 
-def _reason(error: BaseException, node: onnx.NodeProto) -> str:
+def _reason(error: BaseException) -> str:
     text = _first_line(error)
     if isinstance(error, ModelError):
         return text

@@ -19,9 +19,7 @@ def model_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
     return [value for value in graph.input if value.name not in held]
 
 
-def fix_input_shapes(
-    graph: onnx.GraphProto, overrides: Mapping[str, Sequence[int]] | None, batch: int | None
-) -> bool:
+def fix_input_shapes(graph: onnx.GraphProto, overrides: Mapping[str, Sequence[int]] | None, batch: int | None) -> bool:
     """Writes static shapes into the graph's inputs, in place; tells whether a size that was static changed.
 
     Raises:
@@ -37,18 +35,19 @@ def fix_input_shapes(
     for value in inputs:
         if not value.type.HasField("tensor_type"):
             kind = value.type.WhichOneof("value") or "unknown"
-            raise InputError(f"input '{value.name}' is no tensor but a {kind.removesuffix('_type')}: only tensors compile")
+            kind = kind.removesuffix("_type")
+            raise InputError(f"input '{value.name}' is no tensor but a {kind}: only tensors compile")
         tensor = value.type.tensor_type
         if not tensor.HasField("shape"):
             if value.name not in overrides:
                 raise InputError(f"input '{value.name}' has no known shape: give it with {_hint(value, None)}")
             tensor.shape.SetInParent()
-            for size in overrides[value.name]:
-                tensor.shape.dim.add().dim_value = size
+            for given in overrides[value.name]:
+                tensor.shape.dim.add().dim_value = given
             continue
         for axis, dim in enumerate(tensor.shape.dim):
             known = dim.dim_value if dim.HasField("dim_value") and dim.dim_value > 0 else None
-            size = known
+            size: int | None = known
             if value.name in overrides:
                 size = overrides[value.name][axis]
             elif axis == 0 and batch is not None and dim.dim_param not in symbols:
@@ -58,7 +57,8 @@ def fix_input_shapes(
             if size is None:
                 label = f" ('{dim.dim_param}')" if dim.dim_param else ""
                 raise InputError(
-                    f"input '{value.name}': dimension {axis}{label} has no fixed size: give it with {_hint(value, axis)}"
+                    f"input '{value.name}': dimension {axis}{label} has no fixed size: "
+                    f"give it with {_hint(value, axis)}"
                 )
             changed = changed or (known is not None and known != size)
             dim.Clear()
@@ -88,9 +88,7 @@ def _checked_overrides(
     return checked
 
 
-def _symbols_fixed_by(
-    inputs: list[onnx.ValueInfoProto], overrides: Mapping[str, tuple[int, ...]]
-) -> dict[str, int]:
+def _symbols_fixed_by(inputs: list[onnx.ValueInfoProto], overrides: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     symbols: dict[str, int] = {}
     for value in inputs:
         for dim, size in zip(value.type.tensor_type.shape.dim, overrides.get(value.name, ()), strict=False):

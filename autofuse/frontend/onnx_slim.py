@@ -129,7 +129,7 @@ def _restore_interface(
 
 
 def _inline_unsupported(model: onnx.ModelProto, supported: set[str]) -> onnx.ModelProto:
-    """Replaces operators by their definition as ONNX functions: the model's own, and ONNX's for what has no converter."""
+    """Replaces by their definition: the model's own functions, and ONNX operators that have no converter."""
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
     missing = {(node.domain, node.op_type) for node in model.graph.node} - {("", name) for name in supported}

@@ -1,10 +1,10 @@
 """Operators that do nothing or less than they say → gone, merged or cheaper.
 
-- reshape, flatten, expand_dims, squeeze are all reshapes; of several in a row the last is kept; one to the same shape goes
+- reshape, flatten, expand_dims, squeeze are all reshapes; of several in a row the last stays; to the same shape none
 - a transpose that only moves axes of size 1 is a reshape; two in a row are one; one that moves nothing goes
 - x·1, x/1, x+0, x−0, x^1, a cast to the same dtype, a slice of everything, a concat of one, dropout, an unbounded clip
 - the shape of a tensor is known without looking at it
-- x/c is x·(1/c), x^2 is x·x, x^0.5 is sqrt(x)
+- x/c is x·(1/c), x^2 is x·x, x^0.5 is sqrt(x); Mish takes one exponential in place of three transcendentals
 """
 
 from __future__ import annotations
@@ -107,6 +107,32 @@ def _divide(scope: Scope, call: Any) -> Any:
     return relax.op.multiply(data, constant(inverse))
 
 
+_multiply_by_one = _binary_neutral(1, True)
+
+
+def _multiply(scope: Scope, call: Any) -> Any:
+    kept = _multiply_by_one(scope, call)
+    if kept is not None or dtype_of(call) not in ("float32", "float64"):
+        return kept
+    for x, other in ((call.args[0], call.args[1]), (call.args[1], call.args[0])):
+        outer = scope.value(other)
+        if op_name(outer) == "relax.tanh":
+            inner = scope.value(outer.args[0])
+            if op_name(inner) == "relax.nn.softplus" and inner.args[0].same_as(x) and float(inner.attrs.beta) == 1:
+                return _mish(scope, x)
+    return None
+
+
+def _mish(scope: Scope, x: Any) -> Any:
+    """x·tanh(ln(1 + e^x)) = x·n / (n + 2) with n = e^x·(e^x + 2); past x = 20 the quotient is 1 in float32."""
+    dtype = dtype_of(x)
+    op, two = relax.op, relax.const(2.0, dtype)
+    growth = scope.emit(op.exp(scope.emit(op.minimum(x, relax.const(20.0, dtype)))), uses=2)
+    numerator = scope.emit(op.multiply(growth, scope.emit(op.add(growth, two))), uses=2)
+    quotient = op.divide(numerator, scope.emit(op.add(numerator, two)))
+    return op.multiply(x, scope.emit(quotient))
+
+
 def _power(scope: Scope, call: Any) -> Any:
     data = call.args[0]
     exponent = scalar_value(call.args[1])
@@ -169,7 +195,7 @@ def _shape_of(scope: Scope, call: Any) -> Any:
 
 _RULES: dict[str, Any] = {
     "permute_dims": _permute,
-    "multiply": _binary_neutral(1, True),
+    "multiply": _multiply,
     "add": _binary_neutral(0, True),
     "subtract": _binary_neutral(0, False),
     "divide": _divide,

@@ -47,6 +47,7 @@ def prepare(
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     batch: int | None = None,
     name: str | None = None,
+    keep_reference: bool = True,
 ) -> PreparedModel:
     """Reads, imports and prepares a model.
 
@@ -54,6 +55,7 @@ def prepare(
         model: path of an ONNX file, zoo name, `onnx.ModelProto`, Relax `IRModule` or `torch.export.ExportedProgram`.
         input_shapes: shapes by input name; they fix dynamic dimensions and override static ones.
         batch: size of the leading dimension of every input whose shape is not in `input_shapes`.
+        keep_reference: keep the simplified ONNX model, which holds a second copy of the weights.
         name: what to call the model; by default the zoo name, the file's stem or the graph's name.
 
     Raises:
@@ -63,6 +65,8 @@ def prepare(
     started = time.perf_counter()
     source = _import(model, input_shapes, batch)
     imported = time.perf_counter()
+    if not keep_reference:
+        source.reference = None
     module = _run_passes(source.module)
     function = module["main"]
     shapes, dtypes = _interface(function.params)
@@ -149,9 +153,7 @@ def _import_named(model: str | Path, input_shapes: Mapping[str, Sequence[int]] |
     return _import_onnx(load_onnx(path), path.stem, input_shapes, batch)
 
 
-def _import_onnx(
-    model: Any, name: str, input_shapes: Mapping[str, Sequence[int]] | None, batch: int | None
-) -> _Source:
+def _import_onnx(model: Any, name: str, input_shapes: Mapping[str, Sequence[int]] | None, batch: int | None) -> _Source:
     """Consumes `model`: its weights end up in the reference without being copied."""
     from autofuse.frontend.onnx_import import import_onnx, supported_operators
     from autofuse.frontend.onnx_shapes import fix_input_shapes

@@ -65,8 +65,8 @@ def _bind_one(
     if wanted is None:
         if batch is not None and declared and isinstance(declared[0], tvm.tirx.Var):
             fixed.setdefault(declared[0], batch)
-        elif batch is not None and declared and isinstance(declared[0], tvm.tirx.IntImm) and int(declared[0]) != batch:
-            raise InputError(f"batch {batch}: input '{name}' of this Relax module has a fixed leading size {declared[0]}")
+        elif batch is not None and declared and int(declared[0]) != batch:
+            raise InputError(f"batch {batch}: input '{name}' of this Relax module is fixed at {declared[0]} there")
         return
     text = ",".join(str(size) for size in wanted)
     if len(wanted) != len(declared):
@@ -74,10 +74,9 @@ def _bind_one(
     for axis, (size, given) in enumerate(zip(declared, wanted, strict=True)):
         if isinstance(size, tvm.tirx.IntImm):
             if int(size) != given:
-                raise InputError(f"--input-shape {name}={text}: dimension {axis} of this Relax module is fixed at {size}")
-        elif isinstance(size, tvm.tirx.Var):
-            if fixed.setdefault(size, int(given)) != given:
-                raise InputError(f"--input-shape {name}={text}: '{size}' is {fixed[size]} elsewhere; they have to agree")
+                raise InputError(f"--input-shape {name}={text}: dimension {axis} of the module is fixed at {size}")
+        elif isinstance(size, tvm.tirx.Var) and fixed.setdefault(size, int(given)) != given:
+            raise InputError(f"--input-shape {name}={text}: '{size}' is {fixed[size]} elsewhere; they have to agree")
 
 
 def _example(size: Any) -> str:

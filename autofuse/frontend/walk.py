@@ -7,11 +7,13 @@ whatever blocks went in. Aliases, tuples and fields of known tuples disappear on
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import relax
 
 from autofuse.errors import ModelError
@@ -84,6 +86,12 @@ class Scope:
         self._uses[var] = uses
 
 
+def abandon(builder: Any) -> None:
+    """Closes the block that a function left open by an error; a builder that goes with one open says so on stderr."""
+    with contextlib.suppress(Exception):
+        builder._end_block()
+
+
 def rewrite(module: tvm.IRModule, rule: Rule) -> tvm.IRModule:
     """Applies `rule` to each call of `main`.
 
@@ -110,13 +118,17 @@ def rewrite(module: tvm.IRModule, rule: Rule) -> tvm.IRModule:
             return _field(scope, mapped(expr.tuple_value), expr.index, expr)
         return expr
 
-    with builder.function("main", params=list(function.params)):
-        with builder.dataflow():
-            for binding in bindings(function):
-                known[binding.var] = _rewrite_binding(scope, binding, mapped, rule)
-            result = mapped(function.body.body)
-            output = builder.emit_output(_normal(builder, result))
-        builder.emit_func_output(output)
+    try:
+        with builder.function("main", params=list(function.params)):
+            with builder.dataflow():
+                for binding in bindings(function):
+                    known[binding.var] = _rewrite_binding(scope, binding, mapped, rule)
+                result = mapped(function.body.body)
+                output = builder.emit_output(_normal(builder, result))
+            builder.emit_func_output(output)
+    except Exception:
+        abandon(builder)
+        raise
     rewritten = builder.get()
     main = rewritten["main"]
     if function.attrs is not None:
@@ -144,19 +156,33 @@ def _rewrite_binding(scope: Scope, binding: Any, mapped: Callable[[Expr], Expr],
     args = [mapped(arg) for arg in value.args]
     call = value
     if not all(new.same_as(old) for new, old in zip(args, value.args, strict=True)):
-        call = relax.Call(value.op, args, value.attrs, value.ty_args)
-        call = scope._builder.normalize(call)
+        call = scope._builder.normalize(relax.Call(value.op, args, value.attrs, value.ty_args))
     replaced = rule(scope, call)
     if replaced is None:
         replaced = call
     if isinstance(replaced, relax.Call):
-        var = scope._builder.emit(replaced, name_hint=binding.var.name)
+        var = _bind(scope._builder, binding, replaced)
         scope._record(var, replaced, uses)
         return var
     if isinstance(replaced, relax.Var):
         # The surviving variable takes over the readers of the one that went; the read by the call itself is gone.
         scope._uses[replaced] += uses - 1
     return replaced
+
+
+def _bind(builder: Any, binding: Any, call: Any) -> Any:
+    """Keeps the variable where it can: then what reads it is unchanged, and its type need not be inferred again."""
+    var = binding.var
+    if not isinstance(var, relax.DataflowVar):
+        return builder.emit(call, name_hint=var.name)
+    if call.same_as(binding.value):
+        builder.emit_normalized(binding)
+        return var
+    call = builder.normalize(call)
+    if isinstance(call, relax.Call) and tvm_ffi.structural_equal(call.ty, var.ty):
+        builder.emit_normalized(relax.VarBinding(var, call))
+        return var
+    return builder.emit(call, name_hint=var.name)
 
 
 def _field(scope: Scope, tuple_value: Expr, index: int, original: Expr) -> Expr:

@@ -1,4 +1,4 @@
-"""Activations and clamps as operators of Relax: Clip, HardSwish, HardSigmoid, Celu, Mish, Swish, ThresholdedRelu.
+"""Activations and clamps as operators of Relax: Clip, Hard*, Celu, Mish, Softplus, Swish, ThresholdedRelu.
 
 TVM's own conversion of Clip goes straight to loop nests, and those of some others lose the dtype or are missing.
 """
@@ -107,11 +107,31 @@ class ThresholdedRelu(OnnxOpConverter):  # type: ignore[misc]
         return relax.op.where(above, x, scalar(0.0, x))
 
 
+class Softplus(OnnxOpConverter):  # type: ignore[misc]
+    """ln(1 + e^x), as one operator"""
+
+    @classmethod
+    def _impl_v1(cls, bb: Any, inputs: Any, attr: Attributes, params: Params) -> Any:
+        return relax.op.nn.softplus(inputs[0])
+
+
+class Mish(OnnxOpConverter):  # type: ignore[misc]
+    """x · tanh(ln(1 + e^x)), in the form that the simplifier knows"""
+
+    @classmethod
+    def _impl_v18(cls, bb: Any, inputs: Any, attr: Attributes, params: Params) -> Any:
+        x = inputs[0]
+        curve = bb.emit(relax.op.tanh(bb.emit(relax.op.nn.softplus(x))))
+        return relax.op.multiply(x, curve)
+
+
 CONVERTERS: dict[str, Any] = {
     "Clip": Clip,
     "HardSwish": HardSwish,
     "HardSigmoid": HardSigmoid,
     "Celu": Celu,
     "Swish": Swish,
+    "Softplus": Softplus,
+    "Mish": Mish,
     "ThresholdedRelu": ThresholdedRelu,
 }

@@ -134,7 +134,7 @@ def _layer(bb: Any, inputs: Any, attr: Attributes, defaults: tuple[str, ...]) ->
     steps, batch, _ = shape_of(data)
     if steps > _MOST_STEPS:
         raise ModelError(
-            f"runs over {steps} time steps, and is unrolled: at most {_MOST_STEPS} are supported; use a shorter sequence"
+            f"runs over {steps} time steps, and is unrolled: {_MOST_STEPS} at most; use a shorter sequence"
         )
     _reject_lengths(constant_input(inputs, 4, "sequence lengths"), steps)
     direction = text(attr, "direction", "forward")
@@ -161,7 +161,14 @@ def _reject_lengths(lengths: Array | None, steps: int) -> None:
         raise ModelError("sequences of different lengths in one batch are not supported; pad them or run them apart")
 
 
-_DEFAULT_ALPHA = {"hardsigmoid": 0.2, "leakyrelu": 0.01, "elu": 1.0, "affine": 1.0, "scaledtanh": 1.0, "thresholdedrelu": 1.0}
+_DEFAULT_ALPHA = {
+    "hardsigmoid": 0.2,
+    "leakyrelu": 0.01,
+    "elu": 1.0,
+    "affine": 1.0,
+    "scaledtanh": 1.0,
+    "thresholdedrelu": 1.0,
+}
 _DEFAULT_BETA = {"hardsigmoid": 0.5, "affine": 0.0, "scaledtanh": 1.0}
 
 
@@ -284,7 +291,9 @@ class GRU(OnnxOpConverter):  # type: ignore[misc]
         return layer.outputs(every, hidden)
 
 
-def _gru_after(layer: _Layer, gates_in: Any, state: Any, recurrence: Any, bias: Any, acts: tuple[Activation, ...]) -> Any:
+def _gru_after(
+    layer: _Layer, gates_in: Any, state: Any, recurrence: Any, bias: Any, acts: tuple[Activation, ...]
+) -> Any:
     """h = g(Wx + r·(R·H + b)): one recurrent matmul serves the three gates."""
     op, emit = relax.op, layer.emit
     product = emit(op.matmul(state, recurrence))
@@ -296,7 +305,9 @@ def _gru_after(layer: _Layer, gates_in: Any, state: Any, recurrence: Any, bias: 
     return _mix(layer, update, emit(acts[1](layer.bounded(inner))), state)
 
 
-def _gru_before(layer: _Layer, gates_in: Any, state: Any, recurrence: Any, bias: Any, acts: tuple[Activation, ...]) -> Any:
+def _gru_before(
+    layer: _Layer, gates_in: Any, state: Any, recurrence: Any, bias: Any, acts: tuple[Activation, ...]
+) -> Any:
     """h = g(Wx + R·(r·H) + b): the candidate's matmul waits for the reset gate."""
     op, emit = relax.op, layer.emit
     if bias is not None:

@@ -71,9 +71,7 @@ class Upsample(OnnxOpConverter):  # type: ignore[misc]
         return _resize(bb, inputs[0], constant_input(inputs, 1, "scales"), None, None, attr)
 
 
-def _resize(
-    bb: Any, data: Any, scales: Array | None, sizes: Array | None, roi: Array | None, attr: Attributes
-) -> Any:
+def _resize(bb: Any, data: Any, scales: Array | None, sizes: Array | None, roi: Array | None, attr: Attributes) -> Any:
     shape = shape_of(data)
     axes = _plan(shape, scales, sizes, roi, attr)
     if _fits_resize2d(shape, axes, attr):
