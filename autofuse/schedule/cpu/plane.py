@@ -23,7 +23,7 @@ _MOST_UNROLLED = 256  # multiply-adds in one unrolled tile
 class PlaneConfiguration(Configuration):
     """`mt` columns (vectors of columns when channels are not blocked) in registers, `hb` rows a task.
 
-    pad: 0 inlined (the edges become loops of their own), 1 computed by each task, 2 computed before by a loop of its own.
+    pad: 0 inlined (the edges become loops of their own), 1 computed by each task, 2 computed by a loop before.
     parallel: 0 runs on the calling thread.
     """
 
@@ -70,10 +70,8 @@ def configs(window: W.Window, p: Plane, hardware: Hardware) -> list[PlaneConfigu
     most = min(8, hardware.vector_registers // 2, max(1, _MOST_UNROLLED // (p.kh * p.kw)))
     tiles = W.columns(row, most, 1, 4)[:2]
     dear = any(op.work.special or op.work.divide for op in window.prologue)
-    if window.padded:
-        pads = [1, 2] if dear else [0, 1]
-    else:
-        pads = [1, 0] if dear else [0]
+    choices = {(True, True): [1, 2], (True, False): [0, 1], (False, True): [1, 0], (False, False): [0]}
+    pads = choices[window.padded, dear]
     elements = p.planes * p.oh * p.ow * p.lanes
     serial = elements * max(1, p.kh * p.kw // 4) < 16_384
     # Whole planes when there are enough of them, else enough blocks of rows for every core.
