@@ -107,13 +107,15 @@ class Child:
 
     def close(self) -> None:
         """Ends the process, by force if it does not end by itself. Does nothing the second time."""
+        if self._messages.closed:
+            return
         if self._process.stdin is not None and not self._process.stdin.closed:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._kill()
+        # Also after an orderly end: compilers that the engine started may linger, and slow down who comes next.
+        self._kill()
         if self._process.stdout is not None:
             self._process.stdout.close()
         self._messages.close()

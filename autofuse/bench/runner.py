@@ -89,7 +89,13 @@ def run(
     if threads < 1:
         raise EngineError(f"threads must be 1 or more, not {threads}")
     chosen = pace or Pace()
-    chosen = replace(chosen, rounds=rounds or chosen.rounds, budget=budget or chosen.budget)
+    chosen = replace(
+        chosen,
+        rounds=chosen.rounds if rounds is None else rounds,
+        budget=chosen.budget if budget is None else budget,
+    )
+    if chosen.rounds < 1:
+        raise EngineError(f"rounds must be 1 or more, not {chosen.rounds}")
     saved = {name: str(Path(path).resolve()) for name, path in (executables or {}).items()}
     specs = engine_specs(
         engines, compile_options=compile_options or {}, executables=saved, extra_peers=extra_peers or {}

@@ -19,7 +19,7 @@ def bench_table(result: BenchResult) -> Table:
     from rich.table import Table
 
     batch = "" if result.batch is None else f", batch {result.batch}"
-    table = Table(title=f"{result.model}, {result.threads} threads{batch}", caption=_caption(result))
+    table = Table(title=f"{escape(result.model)}, {result.threads} threads{batch}", caption=_caption(result))
     table.add_column("engine")
     for heading in ("median ms", "iqr", "min", "ratio", "kernels", "compile s", "max rel err"):
         table.add_column(heading, justify="right")
