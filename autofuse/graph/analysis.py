@@ -113,14 +113,9 @@ def _merge(by_output: list[tuple[Access, ...]]) -> tuple[Access, ...]:
     merged = []
     for accesses in zip(*by_output, strict=True):
         worst = min(accesses, key=lambda a: (not a.reads_per_output, _ORDER.index(a.mapping)))
-        merged.append(
-            replace(
-                worst,
-                reads_per_output=max(a.reads_per_output for a in accesses),
-                uses_per_element=sum(a.uses_per_element for a in accesses) if len(accesses) > 1 else
-                worst.uses_per_element,
-            )
-        )  # fmt: skip
+        reads = max(a.reads_per_output for a in accesses)
+        uses = max(a.uses_per_element for a in accesses)
+        merged.append(replace(worst, reads_per_output=reads, uses_per_element=uses))
     return tuple(merged)
 
 

@@ -62,8 +62,12 @@ def _short(text: str) -> str:
 
 
 def _type(tensor: Tensor) -> str:
-    shape = tensor.logical_shape or tensor.shape
-    return f"{tensor.dtype}{list(shape)}"
+    return _type_text(tensor.dtype, tensor.logical_shape or tensor.shape)
+
+
+@lru_cache(maxsize=1 << 14)
+def _type_text(dtype: str, shape: tuple[int, ...]) -> str:
+    return f"{dtype}{list(shape)}"
 
 
 def _identity(op: Operator) -> str:

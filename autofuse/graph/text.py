@@ -29,7 +29,7 @@ def expression_text(expr: Expr) -> str:
 
 
 def program_text(program: Program) -> str:
-    """One line a block after a line of parameters."""
+    """The parameters' types, then each block; all in one line."""
     lines = [";".join(f"{b.dtype}{list(b.shape)}" for b in program.buffers[: program.parameters])]
     for block in program.blocks:
         axes = ",".join(f"v{a.var}<{a.extent}{'+' if a.reduction else ''}" for a in block.axes)
@@ -38,7 +38,7 @@ def program_text(program: Program) -> str:
         # Whether a target is a parameter is told by its number; its type by the parameter or here.
         kind = "" if block.target < program.parameters else f":{program.buffers[block.target].dtype}"
         lines.append(f"[{axes}] b{block.target}{kind}[{place}]={expression_text(block.value)}{start}")
-    return "tir\n" + "\n".join(lines)
+    return "tir " + " | ".join(lines)
 
 
 _NAME = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*")
@@ -57,7 +57,7 @@ def script_text(func: Any) -> str:
     script = _ATTRIBUTES.sub("", func.script(show_meta=False))
     script = re.sub(r'T\.sblock\("[^"]*"\)', "T.sblock()", script)
     lines = (line.rstrip() for line in _NAME.sub(renamed, script).splitlines())
-    return "script\n" + "\n".join(line for line in lines if line)
+    return "script " + " | ".join(line for line in lines if line)
 
 
 def attributes_text(attrs: Any) -> str:
