@@ -125,6 +125,17 @@ def test_scalar_code_uses_one_lane() -> None:
     assert terms(group, replace(FULL, vector_fill=0.0))["simple"] == pytest.approx(6.4e-6)
 
 
+def test_scalar_accesses_use_a_lane_of_l1s_bandwidth() -> None:
+    full, scalar = (terms(one(Work(), 4096), replace(FULL, vector_fill=f)) for f in (1.0, 1 / 8))
+    assert scalar["l1"] == pytest.approx(8 * full["l1"]) and scalar["l2"] == full["l2"]
+
+
+def test_a_view_costs_no_more_than_its_entry() -> None:
+    shape = KernelShape(tasks=1, loops=0)
+    assert cost(one(Work(), 1 << 24), shape) == pytest.approx(ENTRY_SECONDS)
+    assert cost(one(Work(), 1 << 24), replace(shape, loops=1)) > 1e-3
+
+
 def test_parallel_work_is_divided_and_the_tail_counts() -> None:
     group = one(Work(fma=8_000_000), reduction=(64,))
     even, tail, two = (terms(group, replace(FULL, tasks=n)) for n in (8, 5, 2))
@@ -172,6 +183,14 @@ def test_repeated_traffic_stays_in_l3_unless_the_tasks_overflow_it() -> None:
     fits, overflows = terms(group, shape), terms(group, replace(shape, footprint=1 << 26))
     assert fits["l3"] == pytest.approx((1 << 28) / 1e10) and fits["memory"] == 0.0
     assert overflows["memory"] == pytest.approx((1 << 28) / 1e10)
+
+
+def test_tasks_share_what_they_read() -> None:
+    # Four tasks of 8 MiB each in a kernel that reads and writes 1 MiB: they cannot all be different bytes.
+    group = one(Work(simple=1), 1 << 17)
+    shape = replace(FULL, tasks=4, l3_bytes=1 << 28)
+    assert terms(group, replace(shape, footprint=1 << 23))["memory"] == 0.0
+    assert terms(group, replace(shape, footprint=1 << 26))["memory"] > 0.0
 
 
 def test_stated_compulsory_traffic_replaces_the_tensors_sizes() -> None:

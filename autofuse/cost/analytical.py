@@ -148,15 +148,20 @@ class AnalyticalCostModel(CostModel):
         tasks = np.maximum(tasks, 1.0)
         # Tasks run in waves of `cores`; a last wave that is not full leaves cores idle. One task: one core.
         speedup = tasks / np.ceil(tasks / h.cores)
-        result = self._work(quantities, fill, accumulators, chains, loads)
+        lanes = np.clip(fill, 1.0 / h.lanes, 1.0)
+        # A view has no loop nest: nothing is computed or moved.
+        runs = (loops > 0).astype(np.float64)
+        quantities = quantities * runs[:, None]
+        result = self._work(quantities, lanes, accumulators, chains, loads)
         work = result["fma"] + result["simple"] + result["compare"] + result["divide"] + result["special"]
         result["compute"] = work / speedup
         # `recompute` is scalar operations executed over needed for the whole kernel: what is beyond 1 is extra time.
         result["recompute"] = np.maximum(recompute - 1.0, 0.0) * result["compute"]
 
-        compulsory = np.where(compulsory > 0, compulsory, quantities[:, 7])
+        compulsory = np.where(compulsory > 0, compulsory * runs, quantities[:, 7])
         used = np.minimum(tasks, h.cores)
-        result |= self._traffic(compulsory, l1, l2, l3, footprint, used, speedup)
+        result |= self._traffic(compulsory, l1 * runs, l2 * runs, l3 * runs, footprint * runs, used, speedup)
+        result["l1"] /= lanes
         # Each loop nest of a parallel kernel enters and leaves the pool once.
         parallel = (tasks > 1) & (h.cores > 1)
         result["parallel"] = np.where(parallel, h.parallel_overhead * np.maximum(loops, 1.0), 0.0)
@@ -166,7 +171,7 @@ class AnalyticalCostModel(CostModel):
         result["total"] = roof + result["recompute"] + result["parallel"] + result["entry"]
         return result
 
-    def _work(self, quantities: Array, fill: Array, accumulators: Array, chains: Array, loads: Array) -> Terms:
+    def _work(self, quantities: Array, lanes: Array, accumulators: Array, chains: Array, loads: Array) -> Terms:
         """Serial seconds of one core for each class of scalar operations.
 
         A class's rate (operations per second with full vectors) is lowered by the share of lanes in use. Multiply-adds
@@ -176,7 +181,6 @@ class AnalyticalCostModel(CostModel):
         """
         h = self.hardware
         fma, chained_simple, free_simple, chained_compare, free_compare, divide, special = quantities[:, :7].T
-        lanes = np.clip(fill, 1.0 / h.lanes, 1.0)
         latency = CHAINS_IN_FLIGHT / np.clip(chains, 1.0, CHAINS_IN_FLIGHT)
         slots = np.maximum(latency, np.maximum(loads / LOADS_PER_FMA_SLOT, 1.0))
         excess = np.maximum(accumulators + OPERAND_REGISTERS - h.vector_registers, 0.0)
@@ -198,12 +202,13 @@ class AnalyticalCostModel(CostModel):
         Compulsory bytes (inputs and outputs once) cross the borders that their producer's leftovers do not save them:
         L1 and L2 always; L3 as far as all of them do not fit the used cores' L2; memory as far as they do not fit L3
         (tensors are hot in L3 unless they are larger). Traffic that the tiling repeats is stated by the kernel shape;
-        what it repeats across L2/L3 comes from memory where the tasks that run at once overflow L3 together.
+        what it repeats across L2/L3 comes from memory where the tasks that run at once overflow L3 together. They share
+        what they read, so together they hold no more than the compulsory bytes, unless one alone does.
         L1, L2 and L3 bandwidths are a core's and add up over cores; memory's is the chip's, and one core cannot draw
-        more of it than of L3.
+        more of it than of L3. (L1 bandwidth is that of full vectors: `evaluate` divides by the share of lanes in use.)
         """
         h = self.hardware
-        running = footprint * used
+        running = np.maximum(footprint, np.minimum(footprint * used, compulsory))
         past_l2 = outside(compulsory, h.l2_bytes * used)
         past_l3 = outside(np.maximum(compulsory, running), h.l3_bytes)
         from_memory = np.maximum(compulsory * past_l3, l3 * outside(running, h.l3_bytes))
