@@ -15,7 +15,7 @@ import onnx.numpy_helper
 import onnx.reference
 import onnx.shape_inference
 
-from autofuse.errors import InputError, ModelError
+from autofuse.errors import InputError
 
 Array = npt.NDArray[Any]
 
@@ -24,6 +24,7 @@ SMALL = 4096
 _RANDOM = {
     "RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout",
 }  # fmt: skip
+_WINDOWED = {"Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool"}
 _ROUNDS = 8
 
 
@@ -57,8 +58,8 @@ def infer_shapes(model: onnx.ModelProto, strict: bool) -> onnx.ModelProto:
             raise InputError(f"the input shapes given do not fit the model: {_reason(error)}") from None
     try:
         return onnx.shape_inference.infer_shapes(model, data_prop=False)
-    except Exception as error:
-        raise ModelError(f"the model's graph is not valid ONNX: {_reason(error)}") from None
+    except Exception:
+        return model  # what is wrong with the graph, the importer says with the node's name
 
 
 def _reason(error: BaseException) -> str:
@@ -156,6 +157,19 @@ def _shape_value(node: onnx.NodeProto, shape: tuple[int, ...]) -> Array:
         return np.asarray(_elements(shape), "int64")
     attributes = {attribute.name: attribute.i for attribute in node.attribute}
     return np.asarray(shape[attributes.get("start", 0) : attributes.get("end")], "int64")
+
+
+def reject_empty(graph: onnx.GraphProto) -> None:
+    """Raises InputError where a window (of a convolution, a pool) is larger than what it slides over."""
+    shapes = _static_shapes(graph)
+    for node in graph.node:
+        shape = shapes.get(node.output[0], ()) if node.op_type in _WINDOWED else ()
+        if any(size < 1 for size in shape):
+            label = node.name or node.output[0]
+            raise InputError(
+                f"node '{label}' ({node.op_type}): its output would be empty ({'x'.join(map(str, shape))}); "
+                "give larger input shapes with --input-shape"
+            )
 
 
 def _static_shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:

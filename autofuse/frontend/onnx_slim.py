@@ -12,12 +12,11 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator
-from typing import cast
 
 import onnx
 import onnx.inliner
 
-from autofuse.frontend.onnx_fold import SMALL, fold_constants
+from autofuse.frontend.onnx_fold import SMALL, fold_constants, reject_empty
 
 # These either make the importer's result worse (MatMul + Add as Reshape, Gemm, Reshape) or do on ONNX what the
 # passes of this package do on Relax for every source (batch norm, scales and biases into the weights).
@@ -26,6 +25,8 @@ _SKIPPED_PATTERNS = [
     "FusionConvMul", "FusionConvTransposeMul", "FusionConvAdd", "FusionConvTransposeAdd",
 ]  # fmt: skip
 
+# A definition may use operators that are defined in turn.
+_DEEPEST_DEFINITION = 4
 _HOLDER = "autofuse.inputs"
 
 
@@ -39,12 +40,13 @@ def slim_onnx(model: onnx.ModelProto, supported: set[str], strict: bool) -> onnx
         strict: check the shapes all through the graph (used when the caller chose the input shapes).
 
     Raises:
-        InputError: with `strict`, an operator does not accept the shapes that reach it.
+        InputError: with `strict`, an operator does not accept the shapes that reach it; a window that does not fit.
     """
     inputs = _clean_inputs(model.graph)
     outputs = [value.name for value in model.graph.output]
     light, weights = _without_weights(model)
     light = fold_constants(_inline_unsupported(light, supported), strict)
+    reject_empty(light.graph)
     light = fold_constants(_structural_slim(light))
     _restore_interface(light.graph, inputs, outputs, weights)
     return _with_weights(light, model, weights)
@@ -132,14 +134,20 @@ def _inline_unsupported(model: onnx.ModelProto, supported: set[str]) -> onnx.Mod
     """Replaces by their definition: the model's own functions, and ONNX operators that have no converter."""
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
-    missing = {(node.domain, node.op_type) for node in model.graph.node} - {("", name) for name in supported}
-    missing = {(domain, name) for domain, name in missing if domain in ("", "ai.onnx") and name != "Constant"}
-    if missing:
-        with contextlib.suppress(Exception):
-            # Where ONNX has no definition either, the importer reports the operator by its node.
-            return onnx.inliner.inline_selected_functions(
-                model, [("", name) for _, name in sorted(missing)], inline_schema_functions=True
+    for _ in range(_DEEPEST_DEFINITION):
+        missing = {
+            node.op_type
+            for node in model.graph.node
+            if node.domain in ("", "ai.onnx") and node.op_type not in supported and node.op_type != "Constant"
+        }
+        if not missing:
+            break
+        try:
+            model = onnx.inliner.inline_selected_functions(
+                model, [("", name) for name in sorted(missing)], inline_schema_functions=True
             )
+        except Exception:
+            break  # ONNX has no definition either: the importer reports the operator by its node
     return model
 
 
@@ -165,13 +173,33 @@ def _structural_slim(model: onnx.ModelProto) -> onnx.ModelProto:
         except Exception:
             # Simplifying is worth having, not needed: an odd graph goes on as it is.
             return model
-    if slimmed is None:
+    return _without_holder(slimmed, model) if slimmed is not None else model
+
+
+def _without_holder(slimmed: onnx.ModelProto, model: onnx.ModelProto) -> onnx.ModelProto:
+    """Puts the inputs back in place of the node that stood for them."""
+    nodes = []
+    for node in slimmed.graph.node:
+        if node.domain != _HOLDER:
+            nodes.append(node)
+            continue
+        if len(node.output) != len(model.graph.input):
+            return model
+        # Where an output only repeats an input, the simplifier may have kept the output's name for both.
+        for value, name in zip(model.graph.input, node.output, strict=True):
+            if name not in ("", value.name):
+                nodes.append(onnx.helper.make_node("Identity", [value.name], [name], name=name))
+    known = {value.name for value in model.graph.input} | {tensor.name for tensor in slimmed.graph.initializer}
+    known |= {name for node in nodes for name in node.output}
+    read = {name for node in nodes for name in node.input if name} | {value.name for value in model.graph.output}
+    if not read <= known:
         return model
-    nodes = [node for node in slimmed.graph.node if node.domain != _HOLDER]
-    del slimmed.graph.node[:]
-    slimmed.graph.node.extend(nodes)
-    slimmed.graph.input.extend(model.graph.input)
-    return cast(onnx.ModelProto, slimmed)
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    del result.graph.node[:], result.graph.initializer[:], result.graph.value_info[:]
+    result.graph.node.extend(nodes)
+    result.graph.initializer.extend(slimmed.graph.initializer)
+    return result
 
 
 @contextlib.contextmanager
