@@ -204,12 +204,12 @@ def _extremum(expr: Expr, extents: Mapping[int, int]) -> Expr:
     a, b = bounds(expr[1], extents), bounds(expr[2], extents)
     if a is None or b is None:
         return expr
-    low, high = (expr[1], expr[2]) if expr[0] == "min" else (expr[2], expr[1])
-    low_range, high_range = (a, b) if expr[0] == "min" else (b, a)
-    # min(x, y) is x where x never exceeds y; for max the pair is swapped, which makes it the same test.
-    if low_range[1] <= high_range[0]:
-        return low  # type: ignore[no-any-return]
-    return high if high_range[1] <= low_range[0] else expr
+    smaller = expr[1] if a[1] <= b[0] else expr[2] if b[1] <= a[0] else None
+    if smaller is None:
+        return expr
+    if expr[0] == "min":
+        return smaller  # type: ignore[no-any-return]
+    return expr[2] if smaller is expr[1] else expr[1]  # type: ignore[no-any-return]
 
 
 _RULES: dict[str, Callable[[Expr, Mapping[int, int]], Expr]] = {

@@ -25,6 +25,7 @@ ROW_LOCAL = "reduced and read back over the same axes"
 GATHERED = "data-dependent index"
 WINDOW = "shifted window"
 NOT_READ = "not read"
+PADDED = "a reduction that all but one read pads"
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -79,6 +80,8 @@ class _Classifier:
             return self.access_of(tensor, mapping, reads, uses, "")
         if uses > 1:
             return self.access_of(tensor, MappingType.ONE_TO_MANY, reads, uses, "")
+        if any(v not in self.spatial for m in self.maps for v in m.variables):
+            return self.access_of(tensor, MappingType.MANY_TO_ONE, reads, uses, PADDED)
         mapping, reason = self.movement()
         return self.access_of(tensor, mapping, max(reads, 1), max(uses, 1), reason)
 
