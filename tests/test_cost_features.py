@@ -198,6 +198,12 @@ def test_rows_do_not_depend_on_the_batch() -> None:
     assert np.array_equal(rows, extract(batch, MACHINE, known))
 
 
+def test_groups_of_different_graphs_are_told_apart_in_one_batch() -> None:
+    batch = [candidate(Group.of(network(), [0]), FULL), candidate(one(Work(simple=7), 12), FULL)]
+    batch += [candidate(Group.of(network(), [2]), FULL), candidate(one(Work(special=3), 30, (5,)), FULL)]
+    assert np.array_equal(extract(batch, MACHINE), np.concatenate([extract([c], MACHINE) for c in batch]))
+
+
 def test_twenty_thousand_candidates_in_one_batch() -> None:
     graph = network()
     family = FakeFamily([replace(FULL, tasks=t) for t in range(1, 11)])

@@ -5,11 +5,10 @@ The columns are named, have units, and are versioned: a predictor trained on one
 
 from __future__ import annotations
 
-import itertools
 import math
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from autofuse.cost.analytical import AnalyticalCostModel, shape_matrix
 from autofuse.cost.model import Candidate
-from autofuse.graph.model import Group, MappingType, Operator, Role
+from autofuse.graph.model import Graph, Group, MappingType, Operator, Role
 from autofuse.schedule.family import Configuration, KernelShape
 from autofuse.target import Hardware
 
@@ -144,58 +143,113 @@ def kind_of(op: Operator) -> str:
     return "reduce" if op.reduction else "pointwise"
 
 
-def _group_row(group: Group, lanes: int) -> list[float]:
-    """The _GROUP features of one group; counts not yet in logarithms."""
-    tensors, ops = group.graph.tensors, group.operators
-    mapping = dict.fromkeys(_MAPPINGS, 0)
-    kinds = dict.fromkeys(_KINDS, 0)
-    inside_reads: dict[int, int] = {}
+def _operator_rows(op: Operator) -> tuple[list[float], list[float]]:
+    """An operator's share of its group's sums and maxima.
+
+    Sums: mapping types, kinds, blocks, five classes of work, accesses, their four strides.
+    Maxima: reduction, reads, uses.
+    """
     strides = [0, 0, 0, 0]
-    accesses = blocks = 0
-    reads = uses = reduction = 1
-    for op in ops:
-        mapping[op.mapping] += 1
-        kinds[kind_of(op)] += 1
-        blocks += op.blocks
-        reduction = max(reduction, math.prod(op.reduction))
-        for t in set(op.inputs):
-            inside_reads[t] = inside_reads.get(t, 0) + 1
-        for a in op.accesses:
-            accesses += 1
-            strides[a.stride if a.stride in (0, 1) else 3 if a.stride == -1 else 2] += 1
-            reads, uses = max(reads, a.reads_per_output), max(uses, a.uses_per_element)
-    inputs, outputs, internal = group.inputs, group.outputs, group.internal
-    constant = sum(tensors[t].bytes for t in inputs if tensors[t].role is Role.CONSTANT)
-    read = sum(tensors[t].bytes for t in inputs) - constant
-    written = sum(tensors[t].bytes for t in outputs)
-    work = group.work
-    largest = max((tensors[t] for t in outputs or ops[-1].outputs), key=lambda t: t.elements)
-    innermost = largest.shape[-1] if largest.shape else 1
-    return [
-        *mapping.values(),
-        *kinds.values(),
-        len(ops),
-        mapping[MappingType.MANY_TO_MANY],
-        blocks,
-        len(inputs) + len(outputs),
-        len(outputs),
-        *(work.fma, work.simple, work.compare, work.divide, work.special),
-        read,
-        constant,
-        written,
-        sum(tensors[t].bytes for t in internal),
-        sum(tensors[t].bytes * (1 + inside_reads.get(t, 0)) for t in internal),
-        work.flops / max(1, read + constant + written),
-        reduction,
-        largest.elements,
-        innermost,
-        innermost / max(1, -(-innermost // lanes) * lanes),
-        *(s / max(1, accesses) for s in strides),
-        reads,
-        uses,
+    for a in op.accesses:
+        strides[a.stride if a.stride in (0, 1) else 3 if a.stride == -1 else 2] += 1
+    kind, work = kind_of(op), op.work
+    sums = [
+        *(float(op.mapping is m) for m in _MAPPINGS),
+        *(float(kind == k) for k in _KINDS),
+        op.blocks,
+        *map(float, (work.fma, work.simple, work.compare, work.divide, work.special)),
+        len(op.accesses),
+        *strides,
     ]
+    reads = max((a.reads_per_output for a in op.accesses), default=1)
+    uses = max((a.uses_per_element for a in op.accesses), default=1)
+    return sums, [math.prod(op.reduction), reads, uses]
 
 
+@dataclass(frozen=True)
+class _Sizes:
+    """A graph's tensors as lists: bytes, bytes if constant else 0, elements, innermost extent."""
+
+    bytes: list[int]
+    constant: list[int]
+    elements: list[int]
+    innermost: list[int]
+
+    @classmethod
+    def of(cls, graph: Graph) -> _Sizes:
+        size = [t.bytes for t in graph.tensors]
+        constant = [b if t.role is Role.CONSTANT else 0 for b, t in zip(size, graph.tensors, strict=True)]
+        elements = [t.elements for t in graph.tensors]
+        return cls(size, constant, elements, [t.shape[-1] if t.shape else 1 for t in graph.tensors])
+
+
+def _traffic_row(group: Group, sizes: _Sizes) -> tuple[float, ...]:
+    """(members, arguments, outputs, bytes in, constant, out, internal, saved, elements, innermost) of a group."""
+    size, inputs, outputs, internal = sizes.bytes, group.inputs, group.outputs, group.internal
+    constant = sum(map(sizes.constant.__getitem__, inputs))
+    read = sum(map(size.__getitem__, inputs)) - constant
+    kept = saved = 0
+    for t in internal:
+        kept += size[t]
+        saved += size[t] * (1 + sum(group.mask >> user & 1 for user in group.graph.users.get(t, ())))
+    largest = max(outputs or group.operators[-1].outputs, key=sizes.elements.__getitem__)
+    written = sum(map(size.__getitem__, outputs))
+    counts = (len(group.members), len(inputs) + len(outputs), len(outputs))
+    return (*counts, read, constant, written, kept, saved, sizes.elements[largest], sizes.innermost[largest])
+
+
+def _group_table(groups: Sequence[Group], lanes: int) -> NDArray[np.float64]:
+    """The _GROUP features of each group, counts not yet in logarithms. Operators and tensors are looked at once."""
+    rows: dict[int, int] = {}
+    sums: list[list[float]] = []
+    maxima: list[list[float]] = []
+    graphs: dict[int, _Sizes] = {}
+    members: list[int] = []
+    starts: list[int] = []
+    traffic: list[tuple[float, ...]] = []
+    for group in groups:
+        sizes = graphs.get(id(group.graph))
+        if sizes is None:
+            sizes = graphs[id(group.graph)] = _Sizes.of(group.graph)
+        starts.append(len(members))
+        for op in group.operators:
+            row = rows.get(id(op))
+            if row is None:
+                row = rows[id(op)] = len(sums)
+                total, largest = _operator_rows(op)
+                sums.append(total)
+                maxima.append(largest)
+            members.append(row)
+        traffic.append(_traffic_row(group, sizes))
+    if not groups:
+        return np.empty((0, len(_GROUP)))
+    total_of = np.add.reduceat(np.array(sums, np.float64)[members], starts, axis=0)
+    largest_of = np.maximum.reduceat(np.array(maxima, np.float64)[members], starts, axis=0)
+    count, arguments, outputs, read, constant, written, kept, saved, elements, innermost = np.array(
+        traffic, np.float64
+    ).T
+    histograms = len(_MAPPINGS) + len(_KINDS)
+    blocks, work = total_of[:, histograms], total_of[:, histograms + 1 : histograms + 6]
+    accesses, strides = total_of[:, histograms + 6], total_of[:, histograms + 7 :]
+    flops = work @ _FLOPS
+    return np.column_stack(
+        [
+            total_of[:, :histograms],
+            count,
+            total_of[:, _MAPPINGS.index(MappingType.MANY_TO_MANY)],
+            *(blocks, arguments, outputs),
+            work,
+            *(read, constant, written, kept, saved),
+            flops / np.maximum(1, read + constant + written),
+            largest_of[:, 0],
+            *(elements, innermost, innermost / np.maximum(1, np.ceil(innermost / lanes) * lanes)),
+            strides / np.maximum(1, accesses)[:, None],
+            largest_of[:, 1:],
+        ]
+    )
+
+
+_FLOPS = np.array([2.0, 1, 1, 1, 1])  # of fma, simple, compare, divide, special
 _FMA = next(i for i, f in enumerate(_GROUP) if f.name == "fma")  # the five classes of work stand side by side
 _GROUP_LOGS = np.array([f.unit.startswith("log2") for f in _GROUP])
 
@@ -279,17 +333,13 @@ def extract(
     model = AnalyticalCostModel(hardware)
     shapes = model.shapes(candidates) if shapes is None else shapes
     terms = model.terms(candidates, shapes)
-    rows: dict[int, int] = {}
-    table: list[list[float]] = []
+    unique: dict[int, tuple[int, Group]] = {}
     index = np.empty(n, np.intp)
-    for i, group in enumerate(map(attrgetter("group"), candidates)):
-        row = rows.get(id(group))
-        if row is None:
-            row = rows[id(group)] = len(table)
-            table.append(_group_row(group, hardware.lanes))
-        index[i] = row
-    groups = np.fromiter(itertools.chain.from_iterable(table), np.float64).reshape(-1, len(_GROUP))
-    flops = groups[:, _FMA : _FMA + 5] @ np.array([2.0, 1, 1, 1, 1])
+    for i, candidate in enumerate(candidates):
+        group = candidate.group
+        index[i] = unique.setdefault(id(group), (len(unique), group))[0]
+    groups = _group_table([group for _, group in unique.values()], hardware.lanes)
+    flops = groups[:, _FMA : _FMA + 5] @ _FLOPS
     groups[:, _GROUP_LOGS] = np.log2(1 + groups[:, _GROUP_LOGS])
     result = np.concatenate(
         [
