@@ -5,9 +5,10 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar
 
-from autofuse.graph.model import Graph, Group
+from autofuse.graph.model import Graph, Group, Role
 
 
 @dataclass(frozen=True)
@@ -21,13 +22,73 @@ class Choice:
     source: str = "analytical"
     key: str = ""  # workload key
 
+    @cached_property
+    def writes(self) -> int:
+        """Bit set of the members whose result the group writes to memory."""
+        written = set(self.group.outputs)
+        mask = 0
+        for op in self.group.operators:
+            if not written.isdisjoint(op.outputs):
+                mask |= 1 << op.index
+        return mask
+
+    @cached_property
+    def recomputed(self) -> int:
+        """Bit set of the members that the group computes for itself alone, so that other groups may compute them too.
+
+        These are the members that it does not write although something outside uses them, and those that only serve
+        such members.
+        """
+        graph, group = self.group.graph, self.group
+        final = set(graph.outputs)
+        mask = 0
+        for op in reversed(group.operators):
+            bit = 1 << op.index
+            if self.writes & bit:
+                continue
+            after = 0
+            for successor in graph.successors[op.index]:
+                after |= 1 << successor
+            # used outside, or only by members that are themselves recomputed
+            used_outside = after & ~group.mask or not final.isdisjoint(op.outputs)
+            if used_outside or (after and not after & ~mask):
+                mask |= bit
+        return mask
+
+    @cached_property
+    def owned(self) -> int:
+        """Bit set of the members that no other group of a plan may own: the members that are not recomputed."""
+        return self.group.mask & ~self.recomputed
+
+    @cached_property
+    def reads(self) -> int:
+        """Bit set of the operators outside whose results the group reads from memory."""
+        producer = self.group.graph.producer
+        mask = 0
+        for tensor in self.group.inputs:
+            if tensor in producer:
+                mask |= 1 << producer[tensor]
+        return mask
+
+    @cached_property
+    def traffic(self) -> int:
+        """Bytes that the kernel has to read and write: every input and every output once."""
+        tensors = self.group.graph.tensors
+        return sum(tensors[t].bytes for t in (*self.group.inputs, *self.group.outputs))
+
+    @cached_property
+    def written_bytes(self) -> int:
+        """Bytes of the tensors that the group writes."""
+        tensors = self.group.graph.tensors
+        return sum(tensors[t].bytes for t in self.group.outputs if tensors[t].role is Role.VALUE)
+
 
 @dataclass(frozen=True)
 class Thresholds:
     """Numbers that prune enumeration and search. A large value switches a pruning off; `autofuse tune` tunes them."""
 
-    max_group_size: int = 24  # operators in one group
-    groups_per_operator: int = 256  # groups enumerated around one operator
+    max_group_size: int = 64  # operators in one group
+    groups_per_operator: int = 256  # sets looked at around one operator while groups are enumerated
     groups_per_state: int = 64  # groups tried from one state, cheapest per operator first
     abort_factor: float = 2.0  # a partial plan is dropped when cost + lower bound exceeds this times the best known
     prefilter_ratio: float = 4.0  # a group dearer than this times the sum of its members alone is dropped
@@ -48,6 +109,18 @@ class SearchProblem:
     call_cost: float = 0.0  # seconds added for every kernel of a plan
     max_memory: int = 0
     greedy: tuple[tuple[int, ...], ...] = ()  # TVM's FuseOps partition, as sets of operators
+    pruned: Mapping[str, int] = field(default_factory=dict)  # what enumeration and costing left out, by threshold
+
+    @cached_property
+    def singles(self) -> dict[int, int]:
+        """Operator → position in `choices` of its cheapest choice alone."""
+        best: dict[int, int] = {}
+        for i, choice in enumerate(self.choices):
+            if len(choice.group.members) == 1 and not choice.recomputed:
+                (op,) = choice.group.members
+                if op not in best or choice.cost < self.choices[best[op]].cost:
+                    best[op] = i
+        return best
 
 
 @dataclass(frozen=True)
@@ -63,7 +136,7 @@ class SearchResult:
     regions: int = 0
     pruned: Mapping[str, int] = field(default_factory=dict)
     reason: str = ""  # why `auto` took the strategy that it took
-    peak_memory: int = 0  # bytes of intermediate tensors alive at once
+    peak_memory: int = 0  # bytes of written tensors alive at once: intermediates, and outputs until the end
 
 
 class SearchStrategy(abc.ABC):

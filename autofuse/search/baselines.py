@@ -1,0 +1,136 @@
+"""`none` and `greedy`: plans that need no search, and what every strategy is held against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autofuse.errors import PlanError
+from autofuse.search.cover import Counters, CoverSearch
+from autofuse.search.order import peak_memory, run_order
+from autofuse.search.problem import Choice, SearchProblem, SearchResult, SearchStrategy
+
+
+def plan_cost(problem: SearchProblem, choices: Sequence[Choice]) -> float:
+    """Seconds: the choices' costs and a call for each."""
+    return sum(c.cost for c in choices) + problem.call_cost * len(choices)
+
+
+def result_of(
+    problem: SearchProblem,
+    ordered: Sequence[Choice],
+    strategy: str,
+    counters: Counters | None = None,
+    *,
+    proved_optimal: bool = False,
+    reason: str = "",
+) -> SearchResult:
+    """The result for choices in run order. PlanError if they need more than the problem's memory."""
+    peak = peak_memory(problem.graph, ordered)
+    if problem.max_memory and peak > problem.max_memory:
+        raise PlanError(
+            f"the plan of strategy {strategy!r} needs {_mb(peak)} MB for its tensors and the limit is "
+            f"{_mb(problem.max_memory)} MB: raise --max-memory or use --strategy dp"
+        )
+    done = counters or Counters()
+    pruned = dict(problem.pruned)
+    for name, count in done.pruned.items():
+        pruned[name] = pruned.get(name, 0) + count
+    return SearchResult(
+        tuple(ordered),
+        plan_cost(problem, ordered),
+        strategy,
+        proved_optimal,
+        done.states,
+        done.transitions,
+        done.regions,
+        pruned,
+        reason,
+        peak,
+    )
+
+
+def _mb(size: int) -> str:
+    return f"{size / 2**20:.3g}"
+
+
+def singles(problem: SearchProblem) -> list[int]:
+    """Positions of the choices of every operator alone. PlanError if an operator has none."""
+    found = problem.singles
+    for op in problem.graph.operators:
+        if op.index not in found:
+            raise PlanError(f"operator {op.name} ({op.kind}) has no kernel of its own: it cannot be compiled")
+    return [found[op.index] for op in problem.graph.operators]
+
+
+def greedy_cover(problem: SearchProblem) -> list[int]:
+    """Positions of the choices that make up the given partition.
+
+    A set that is not among the choices (no schedule takes it) is covered by the fewest choices inside it.
+    """
+    inside = within(problem, problem.greedy)
+    fewest = [1.0 + 1e-6 * _share(problem, i) for i in range(len(problem.choices))]
+    for allowed in (inside, within(problem, problem.greedy, keep_exact=False)):
+        picked = [problem.choices[i] for i in allowed]
+        counters = Counters()
+        cover = CoverSearch(problem.graph, picked, problem.thresholds, counters).best([fewest[i] for i in allowed])
+        if cover is not None:
+            return [allowed[j] for j in cover.chosen]
+    return singles(problem)
+
+
+def _share(problem: SearchProblem, i: int) -> float:
+    """A choice's cost among its operators' alone, at most 1: settles ties between equally many kernels."""
+    choice = problem.choices[i]
+    alone = sum(problem.choices[problem.singles[m]].cost for m in choice.group.members if m in problem.singles)
+    return min(1.0, choice.cost / alone) if alone > 0 else 1.0
+
+
+def within(problem: SearchProblem, sets: Sequence[Sequence[int]], *, keep_exact: bool = True) -> list[int]:
+    """Positions of the choices that lie inside one of `sets`, nothing recomputed, and of single operators elsewhere.
+
+    With `keep_exact`, where a whole set is a choice, only that one (the cheapest).
+    """
+    home = {m: k for k, members in enumerate(sets) for m in members}
+    whole: dict[int, int] = {}
+    parts: list[int] = []
+    for i, choice in enumerate(problem.choices):
+        members = choice.group.members
+        if choice.recomputed:
+            continue
+        k = home.get(members[0])
+        if k is None:
+            if len(members) == 1:
+                parts.append(i)
+        elif all(home.get(m) == k for m in members):
+            parts.append(i)
+            if len(members) == len(set(sets[k])) and (k not in whole or choice.cost < problem.choices[whole[k]].cost):
+                whole[k] = i
+    if not keep_exact:
+        return parts
+    return [i for i in parts if whole.get(home.get(problem.choices[i].group.members[0], -1), i) == i]
+
+
+def in_order(problem: SearchProblem, positions: Sequence[int]) -> list[Choice]:
+    """The choices at these positions, in run order."""
+    ordered = run_order(problem.graph, [problem.choices[i] for i in positions])
+    if ordered is None:
+        raise PlanError("the chosen groups wait for each other")
+    return ordered
+
+
+class NoneStrategy(SearchStrategy):
+    """Every operator alone."""
+
+    name = "none"
+
+    def search(self, problem: SearchProblem) -> SearchResult:
+        return result_of(problem, in_order(problem, singles(problem)), self.name)
+
+
+class GreedyStrategy(SearchStrategy):
+    """TVM's own partition (`problem.greedy`); operators that it does not name stay alone."""
+
+    name = "greedy"
+
+    def search(self, problem: SearchProblem) -> SearchResult:
+        return result_of(problem, in_order(problem, greedy_cover(problem)), self.name)

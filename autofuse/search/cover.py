@@ -1,0 +1,403 @@
+"""The cheapest way to cover a graph's operators by choices: the exact search that the strategies share.
+
+Takes a graph, choices, a weight for each, and gives a Cover: chosen positions in an order to run.
+
+A state is the set of operators decided so far (a downset, apart from recomputed producers), those among them whose
+results exist nowhere in memory though they may still be needed, and the choices that were taken but wait for others.
+From a state only the groups of one operator are tried: the first that the last waiting choice still needs, or
+else the first undecided one. Every acyclic cover is so reached along exactly one path, and the orders of independent
+branches are not multiplied. An undecided operator may also be left to be recomputed by all who use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from autofuse.graph.model import Graph, bits
+from autofuse.search.problem import Choice, Thresholds
+from autofuse.search.regions import Region, cut
+
+_SLACK = 1 + 1e-12  # sums of the same numbers in another order differ by rounding
+_QUICK_BEAM = 8  # states a level in the first look for a bound
+_CAPPED_BEAM = 64  # states a level once a region ran over its cap
+
+
+@dataclass
+class Counters:
+    """What the searches of a run did; `exact` turns False when something was cut that might have been better."""
+
+    states: int = 0
+    transitions: int = 0
+    regions: int = 0
+    pruned: dict[str, int] = field(default_factory=dict)
+    exact: bool = True
+
+    def cut(self, name: str, count: int = 1) -> None:
+        """Count choices or states that a threshold cut."""
+        self.pruned[name] = self.pruned.get(name, 0) + count
+
+
+@dataclass(frozen=True)
+class Cover:
+    """Positions of the chosen choices, in an order to run; the sum of their weights; whether nothing was cut."""
+
+    chosen: tuple[int, ...]
+    value: float
+    exact: bool
+
+
+# A state on the way: value so far, lower bound of the rest, decided, unmaterialised, waiting choices, tensors alive
+# (only tracked under a memory limit), the state before, and what was done to come here (a choice, or None for an
+# operator left to be recomputed).
+_Key = tuple[int, int, tuple[int, ...]]
+
+
+class _Node(NamedTuple):
+    value: float
+    rest: float
+    live: int
+    before: tuple[Any, int] | None  # (node, action)
+
+
+class CoverSearch:
+    """Covers of one graph by one list of choices. `whole` searches it as a single region (needed to plan memory)."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        choices: Sequence[Choice],
+        thresholds: Thresholds,
+        counters: Counters,
+        *,
+        whole: bool = False,
+    ) -> None:
+        self.graph = graph
+        self.choices = choices
+        self.thresholds = thresholds
+        self.counters = counters
+        self.regions = cut(graph, choices, whole=whole)
+        counters.regions = len(self.regions)
+        self._sizes = [sum(graph.tensors[t].bytes for t in op.outputs) for op in graph.operators]
+
+    def best(
+        self,
+        weights: Sequence[float],
+        known: Sequence[Sequence[int]] = (),
+        *,
+        max_memory: int = 0,
+        minimise_peak: bool = False,
+    ) -> Cover | None:
+        """The cover with the smallest sum of weights; None if there is none within `max_memory` bytes.
+
+        `known`: covers (positions) that bound the search, and that the result is never worse than when no memory
+        limit is set. With `minimise_peak` the weights are ignored and the value is the peak in bytes.
+        """
+        memo: dict[tuple[object, ...], tuple[list[int], bool]] = {}
+        chosen: list[int] = []
+        exact = True
+        known_sets = [set(k) for k in known]
+        for region in self.regions:
+            covers = [[j for j, c in enumerate(region.choices) if c.index in k] for k in known_sets]
+            structure = region.structure(weights) if not max_memory and not minimise_peak else None
+            solved = memo.get(structure) if structure is not None else None
+            if solved is None:
+                search = _RegionSearch(self, region, weights, max_memory, minimise_peak)
+                found = search.run([] if max_memory or minimise_peak else covers)
+                if found is None:
+                    return None
+                solved = found
+                if structure is not None:
+                    memo[structure] = found
+            chosen.extend(region.choices[j].index for j in solved[0])
+            exact = exact and solved[1]
+        value = sum(weights[i] for i in chosen)
+        self.counters.exact = self.counters.exact and exact
+        return Cover(tuple(chosen), value, exact)
+
+
+class _RegionSearch:
+    """One region under one set of weights."""
+
+    def __init__(
+        self, outer: CoverSearch, region: Region, weights: Sequence[float], max_memory: int, minimise_peak: bool
+    ) -> None:
+        self.region = region
+        self.choices = region.choices
+        self.thresholds = outer.thresholds
+        self.counters = outer.counters
+        self.max_memory = max_memory
+        self.minimise_peak = minimise_peak
+        self.full = (1 << len(region.operators)) - 1
+        self.weights = [0.0 if minimise_peak else weights[c.index] for c in region.choices]
+        self.sizes = [outer._sizes[op] for op in region.operators]
+        self.track_memory = bool(max_memory) or minimise_peak
+        self.exact = True
+        extra = 0
+        for c in region.choices:
+            extra |= c.extra
+        self.may_skip = extra & ~region.must_write
+        self._share_out()
+        self._sort_choices()
+
+    def _share_out(self) -> None:
+        """A lower bound: each operator's smallest share of a choice's weight, shared in proportion to singles.
+
+        An operator that may be left to recomputation costs nothing at least.
+        """
+        count = len(self.region.operators)
+        base = [float("inf")] * count
+        for c, w in zip(self.choices, self.weights, strict=True):
+            if c.owned and not c.owned & (c.owned - 1):
+                v = c.owned.bit_length() - 1
+                base[v] = min(base[v], w)
+        for c, w in zip(self.choices, self.weights, strict=True):
+            share = w / max(1, c.owned.bit_count())
+            for v in bits(c.owned):
+                if base[v] == float("inf"):
+                    base[v] = share
+        ratio = [float("inf")] * count
+        for c, w in zip(self.choices, self.weights, strict=True):
+            fixed = [v for v in bits(c.owned) if not self.may_skip >> v & 1]
+            total = sum(base[v] for v in fixed)
+            for v in fixed:
+                ratio[v] = min(ratio[v], w / total if total > 0 else 0.0)
+        self.share = [
+            0.0 if self.may_skip >> v & 1 or ratio[v] == float("inf") else base[v] * ratio[v] for v in range(count)
+        ]
+        self.share_of = [sum(self.share[v] for v in bits(c.owned)) for c in self.choices]
+
+    def _sort_choices(self) -> None:
+        """For each operator the choices that own it, cheapest per operator first, cut to `groups_per_state`."""
+        groups: list[list[int]] = [[] for _ in self.region.operators]
+        worth = [
+            (w / s if s > 0 else w / max(1, c.owned.bit_count()), -c.owned.bit_count())
+            for c, w, s in zip(self.choices, self.weights, self.share_of, strict=True)
+        ]
+        for j in sorted(range(len(self.choices)), key=lambda j: (worth[j], j)):
+            for v in bits(self.choices[j].owned):
+                groups[v].append(j)
+        limit = max(1, self.thresholds.groups_per_state)
+        self.left_out = [0] * len(groups)
+        self.groups: list[list[int]] = []
+        for v, found in enumerate(groups):
+            kept = found[:limit]
+            # an operator alone always stays possible
+            kept += [j for j in found[limit:] if self.choices[j].owned == 1 << v and not self.choices[j].extra][:1]
+            self.left_out[v] = len(found) - len(kept)
+            self.groups.append(kept)
+
+    def run(self, known: Sequence[Sequence[int]]) -> tuple[list[int], bool] | None:
+        """Positions in the region's choices, in run order, and whether that is proved best; None if nothing fits."""
+        if len(self.choices) == 1:
+            return [0], True
+        best: list[int] | None = None
+        best_value = float("inf")
+        for cover in known:
+            value = sum(self.weights[j] for j in cover)
+            if value < best_value:
+                best, best_value = self._in_order(cover), value
+        if len(self.region.operators) > _QUICK_BEAM:
+            quick = self._search(best_value, beam=_QUICK_BEAM, quick=True)
+            if quick is not None and quick[1] < best_value:
+                best, best_value = quick
+        found = self._search(best_value, beam=0, quick=False)
+        if found is not None and found[1] <= best_value:
+            best, best_value = found
+        return None if best is None else (best, self.exact)
+
+    def _search(self, bound: float, *, beam: int, quick: bool) -> tuple[list[int], float] | None:
+        """Level by level in the number of operators taken; with `beam`, only so many states a level go on."""
+        limit = bound * min(1.0, self.thresholds.abort_factor) * _SLACK if bound < float("inf") else bound
+        cap = self.thresholds.states_per_region
+        count = len(self.region.operators)
+        levels: list[dict[_Key, _Node]] = [{} for _ in range(count + 1)]
+        levels[0][0, 0, ()] = _Node(0.0, sum(self.share), 0, None)
+        seen = 0
+        for level in range(count):
+            states = levels[level]
+            if not beam and seen + len(states) > cap:
+                beam = _CAPPED_BEAM
+            if beam and len(states) > beam:
+                ordered = sorted(states.items(), key=lambda kv: (kv[1].value + kv[1].rest, kv[0]))
+                if not quick:
+                    self.counters.cut("states_per_region", len(ordered) - beam)
+                    self.exact = False
+                states = dict(ordered[:beam])
+            seen += len(states)
+            for key, node in states.items():
+                self._expand(key, node, levels, limit, quick)
+            levels[level] = {}  # nodes live on through what follows from them
+        if not quick:
+            self.counters.states += seen
+        end = levels[count].get((self.full, 0, ()))
+        if end is None:
+            return None
+        taken: list[int] = []
+        at: _Node = end
+        while at.before is not None:
+            at, action = at.before
+            if action >= 0:  # -1: an operator was left to be recomputed
+                taken.append(action)
+        return self._in_order(taken[::-1]), end.value
+
+    def _expand(self, key: _Key, node: _Node, levels: list[dict[_Key, _Node]], limit: float, quick: bool) -> None:
+        decided, lost, waiting = key
+        taken = decided
+        held = 0
+        for j in waiting:
+            held |= self.choices[j].owned
+        taken |= held
+        open_ = (self.choices[waiting[-1]].reads if waiting else self.full) & ~decided
+        target = (open_ & -open_).bit_length() - 1
+        if not waiting and self.may_skip >> target & 1:
+            self._skip(key, node, target, levels, limit, quick)
+        if self.left_out[target] and not quick:
+            self.counters.cut("groups_per_state", self.left_out[target])
+            self.exact = False
+        forbidden = lost | held
+        tried = 0
+        for j in self.groups[target]:
+            choice = self.choices[j]
+            if choice.owned & taken or choice.reads & forbidden:
+                continue
+            tried += 1
+            value = node.value + self.weights[j]
+            rest = node.rest - self.share_of[j]
+            if value + rest > limit:
+                if not quick:
+                    self._abort()
+                continue
+            self._take(key, node, j, value, rest, levels, limit, quick)
+        if not quick:
+            self.counters.transitions += tried
+
+    def _abort(self) -> None:
+        self.counters.cut("abort_factor")
+        if self.thresholds.abort_factor < 1.0:
+            self.exact = False
+
+    def _skip(
+        self, key: _Key, node: _Node, target: int, levels: list[dict[_Key, _Node]], limit: float, quick: bool
+    ) -> None:
+        """Leave `target` to be recomputed by whoever uses it."""
+        decided, lost, _ = key
+        decided |= 1 << target
+        lost = self._still_needed(lost | 1 << target, decided)
+        if lost.bit_count() > self.thresholds.frontier_values:
+            if not quick:
+                self.counters.cut("frontier_values")
+                self.exact = False
+            return
+        live = self._still_live(node.live, decided) if self.track_memory else 0
+        self._put((decided, lost, ()), _Node(node.value, node.rest, live, (node, -1)), levels, limit)
+
+    def _take(
+        self,
+        key: _Key,
+        node: _Node,
+        j: int,
+        value: float,
+        rest: float,
+        levels: list[dict[_Key, _Node]],
+        limit: float,
+        quick: bool,
+    ) -> None:
+        """Take choice j; it, and those that waited for it, become decided as soon as what they read is."""
+        decided, lost, waiting = key
+        live = node.live
+        if not waiting and not self.track_memory:  # the common case, kept short
+            choice = self.choices[j]
+            if not choice.reads & ~decided:
+                decided |= choice.owned
+                lost |= choice.owned & ~choice.writes
+                if lost:
+                    lost = self._still_needed(lost, decided)
+                    if self._too_many(lost, quick):
+                        return
+                self._put((decided, lost, ()), _Node(value, rest, 0, (node, j)), levels, limit)
+            else:
+                self._put((decided, lost, (j,)), _Node(value, rest, 0, (node, j)), levels, limit)
+            return
+        stack = [*waiting, j]
+        while stack:
+            choice = self.choices[stack[-1]]
+            if choice.reads & ~decided:
+                break
+            if choice.reads & lost:
+                return
+            stack.pop()
+            if self.track_memory:
+                live |= choice.writes
+                peak = sum(self.sizes[v] for v in bits(live))
+                if self.max_memory and peak > self.max_memory:
+                    if not quick:
+                        self.counters.cut("max_memory")
+                    return
+                if self.minimise_peak:
+                    value = max(value, peak)
+            decided |= choice.owned
+            lost = self._still_needed(lost | choice.owned & ~choice.writes, decided)
+            live = self._still_live(live, decided) if self.track_memory else 0
+        if self._too_many(lost, quick):
+            return
+        self._put((decided, lost, tuple(stack)), _Node(value, rest, live, (node, j)), levels, limit)
+
+    def _too_many(self, lost: int, quick: bool) -> bool:
+        if lost.bit_count() <= self.thresholds.frontier_values:
+            return False
+        if not quick:
+            self.counters.cut("frontier_values")
+            self.exact = False
+        return True
+
+    def _put(self, key: _Key, node: _Node, levels: list[dict[_Key, _Node]], limit: float) -> None:
+        if node.value > limit:
+            return
+        taken = key[0]
+        for j in key[2]:
+            taken |= self.choices[j].owned
+        states = levels[taken.bit_count()]
+        other = states.get(key)
+        if other is None or node.value < other.value:
+            states[key] = node
+
+    def _still_needed(self, lost: int, decided: int) -> int:
+        """Of the results that are not in memory, those that something undecided may want."""
+        left = 0
+        for v in bits(lost):
+            if self.region.needs[v] & ~decided:
+                left |= 1 << v
+        return left
+
+    def _still_live(self, live: int, decided: int) -> int:
+        return self._still_needed(live, decided) | (live & self.region.must_write)
+
+    def _in_order(self, taken: Sequence[int]) -> list[int]:
+        """The choices in the order in which the search runs them."""
+        owner: dict[int, int] = {}
+        for j in taken:
+            for v in bits(self.choices[j].owned):
+                owner[v] = j
+        order: list[int] = []
+        done: set[int] = set()
+        decided = 0
+        for v in range(len(self.region.operators)):
+            if v not in owner or owner[v] in done:
+                continue
+            stack = [owner[v]]
+            while stack:
+                choice = self.choices[stack[-1]]
+                open_ = choice.reads & ~decided
+                if open_:
+                    if len(stack) > len(taken):
+                        raise AssertionError("a cover with a cycle")
+                    stack.append(owner[(open_ & -open_).bit_length() - 1])
+                    continue
+                j = stack.pop()
+                if j not in done:
+                    done.add(j)
+                    order.append(j)
+                    decided |= choice.owned
+        return order

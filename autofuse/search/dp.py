@@ -1,0 +1,117 @@
+"""`dp`: the cheapest plan over all the choices, exact unless a threshold cuts.
+
+The search itself is in cover.py. This adds the second look that settles near ties in favour of fewer kernels, the
+plans that the result may never be worse than, and the memory limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autofuse.errors import PlanError
+from autofuse.search.baselines import greedy_cover, plan_cost, result_of, singles
+from autofuse.search.cover import Counters, Cover, CoverSearch
+from autofuse.search.order import peak_memory, run_order
+from autofuse.search.problem import Choice, SearchProblem, SearchResult, SearchStrategy
+
+
+class DPStrategy(SearchStrategy):
+    """Exact over the choices.
+
+    Among plans within `tie` (a share) of the cheapest one it prefers fewer kernels, then less traffic: costs are
+    estimates. It is never dearer than the greedy plan or than no fusion at all.
+    """
+
+    name = "dp"
+
+    def __init__(self, tie: float = 0.01) -> None:
+        self.tie = tie
+
+    def search(self, problem: SearchProblem) -> SearchResult:
+        return self.search_among(problem, range(len(problem.choices)))
+
+    def search_among(self, problem: SearchProblem, allowed: Sequence[int], name: str = "dp") -> SearchResult:
+        """The same over the choices at the positions `allowed` (which must hold the greedy or the single plan)."""
+        picked = [problem.choices[i] for i in allowed]
+        counters = Counters()
+        limit = problem.max_memory
+        place = {i: j for j, i in enumerate(allowed)}
+        fallbacks = [singles(problem)] + ([greedy_cover(problem)] if problem.greedy else [])
+        known = [[place[i] for i in cover] for cover in fallbacks if all(i in place for i in cover)]
+        weights = [c.cost + problem.call_cost for c in picked]
+        search = CoverSearch(problem.graph, picked, problem.thresholds, counters)
+        cover = search.best(weights, known)
+        if cover is None:
+            raise PlanError("the groups that are allowed cover the graph in no order: allow more of them")
+        cover = self._settle_ties(search, weights, cover, known)
+        ordered = self._ordered(problem, picked, cover)
+        if limit and peak_memory(problem.graph, ordered) > limit:
+            return self._within_memory(problem, picked, weights, counters, name)
+        proved = counters.exact
+        # Only where a cap fired can another plan be better.
+        for other in known:
+            plan = run_order(problem.graph, [picked[j] for j in other])
+            if plan is None or (limit and peak_memory(problem.graph, plan) > limit):
+                continue
+            if plan_cost(problem, plan) < plan_cost(problem, ordered):
+                ordered = plan
+        return result_of(problem, ordered, name, counters, proved_optimal=proved)
+
+    def _settle_ties(
+        self, search: CoverSearch, weights: Sequence[float], cover: Cover, known: Sequence[Sequence[int]]
+    ) -> Cover:
+        """A cover with fewer kernels, or as many and less traffic, within `tie` of the best and no dearer than `known`.
+
+        A price p for each kernel, p = (allowance - best) / kernels of the best, cannot push the cost of the cheapest
+        cover over the allowance: cost' + p·kernels' <= best + p·kernels.
+        """
+        allowance = min([cover.value * (1 + self.tie)] + [sum(weights[j] for j in other) for other in known])
+        price = max(0.0, (allowance - cover.value) / max(1, len(cover.chosen)))
+        price = max(price, cover.value * 1e-12)  # exact ties are settled too
+        traffic = sum(search.choices[j].traffic for j in cover.chosen) or 1
+        # The traffic of the whole plan weighs as much as half a kernel: for the best cover, at most
+        # price * (kernels + 1/2) * 2/3 <= price * kernels is added.
+        price *= 2 / 3
+        dearer = [w + price * (1 + 0.5 * c.traffic / traffic) for w, c in zip(weights, search.choices, strict=True)]
+        again = search.best(dearer, [cover.chosen])
+        if again is None:
+            return cover
+        value = sum(weights[j] for j in again.chosen)
+        return Cover(again.chosen, value, again.exact) if value <= max(allowance, cover.value) else cover
+
+    @staticmethod
+    def _ordered(problem: SearchProblem, picked: Sequence[Choice], cover: Cover) -> list[Choice]:
+        ordered = run_order(problem.graph, [picked[j] for j in cover.chosen])
+        return ordered if ordered is not None else [picked[j] for j in cover.chosen]
+
+    def _within_memory(
+        self,
+        problem: SearchProblem,
+        picked: Sequence[Choice],
+        weights: Sequence[float],
+        counters: Counters,
+        name: str,
+    ) -> SearchResult:
+        """The cheapest plan whose tensors fit, as the search orders the kernels; PlanError with the smallest peak."""
+        search = CoverSearch(problem.graph, picked, problem.thresholds, counters, whole=True)
+        plans: list[list[Choice]] = []
+        cover = search.best(weights, max_memory=problem.max_memory)
+        if cover is not None:
+            plans.append([picked[j] for j in cover.chosen])
+        else:
+            smallest = search.best(weights, minimise_peak=True)
+            if smallest is not None:
+                plans.append([picked[j] for j in smallest.chosen])
+        for fallback in (singles(problem), greedy_cover(problem) if problem.greedy else None):
+            plan = run_order(problem.graph, [problem.choices[i] for i in fallback]) if fallback else None
+            if plan is not None:
+                plans.append(plan)
+        fitting = [p for p in plans if peak_memory(problem.graph, p) <= problem.max_memory]
+        if not fitting:
+            least = min(peak_memory(problem.graph, p) for p in plans)
+            raise PlanError(
+                f"no plan keeps its tensors within {problem.max_memory / 2**20:.3g} MB: the smallest peak found is "
+                f"{least / 2**20:.4g} MB; raise --max-memory"
+            )
+        # Other orders of the same kernels might fit where this one does not: nothing is proved.
+        return result_of(problem, min(fitting, key=lambda p: plan_cost(problem, p)), name, counters)
