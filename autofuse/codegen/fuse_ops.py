@@ -50,11 +50,7 @@ def fuse_ops_partition(module: tvm.IRModule, built: BuiltGraph) -> tuple[tuple[i
                 place[binding.var] = graph.operators[found].outputs[0]
         elif isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar):
             function = fused[value.op]
-            inner = {
-                p: t
-                for p, a in zip(function.params, value.args, strict=True)
-                if (t := tensor(a, {})) is not None
-            }
+            inner = {p: t for p, a in zip(function.params, value.args, strict=True) if (t := tensor(a, {})) is not None}
             members = []
             for step in (b for block in function.body.blocks for b in block.bindings):
                 if _is_kernel_call(step.value):

@@ -1,0 +1,106 @@
+"""Options that several commands share, and how their values are read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import click
+
+from autofuse.errors import InputError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+STRATEGIES = ("dp", "greedy", "hybrid", "none", "auto", "interval")
+
+
+def input_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]] | None:
+    """`name=1,3,224,224` entries → shapes. InputError for anything else."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, equals, extents = text.rpartition("=")
+        try:
+            if not equals or not name:
+                raise ValueError
+            shapes[name] = tuple(int(e) for e in extents.split(","))
+            if any(e < 1 for e in shapes[name]):
+                raise ValueError
+        except ValueError:
+            raise InputError(
+                f"--input-shape {text!r} is not of the form NAME=N,N,..., e.g. --input-shape input=1,3,224,224"
+            ) from None
+    return shapes or None
+
+
+def compile_options(function: F) -> F:
+    """What decides how a model is compiled."""
+    options = [
+        click.option("--target", default="llvm", show_default=True, help="Target: llvm is this machine."),
+        click.option(
+            "--strategy",
+            type=click.Choice(STRATEGIES),
+            default="auto",
+            show_default=True,
+            help="How groups are chosen.",
+        ),
+        click.option(
+            "--cost-model", type=click.Choice(["analytical", "learned"]), help="What predicts a kernel's time."
+        ),
+        click.option("--predictor", metavar="DIR", help="Predictor that `autofuse train` wrote."),
+        click.option("--db", metavar="FILE|none", default="none", help="Record store whose measurements are used."),
+        click.option("--thresholds", metavar="FILE", help="Search thresholds that `autofuse tune` wrote."),
+        click.option("--threads", type=click.IntRange(min=1), help="Threads to run with (default: all processors)."),
+        click.option("--input-shape", "shapes", multiple=True, metavar="NAME=N,...", help="Fix an input's shape."),
+        click.option(
+            "--batch", type=click.IntRange(min=1), help="Batch size of a zoo network, or of a free first axis."
+        ),
+        click.option("--plan", metavar="PLAN.json", help="Build this plan instead of searching."),
+        click.option("--max-memory", type=float, metavar="MB", help="Limit on the planned peak of intermediates."),
+        click.option(
+            "--compile-allowance",
+            type=float,
+            metavar="PERCENT",
+            help="Extra compile time that auto may spend on search.",
+        ),
+        click.option("--fuel", type=click.IntRange(min=0), metavar="N", help="Fuse only the first N groups."),
+        click.option("--dump-ir", metavar="DIR", help="Write the IR after each phase."),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def json_option(function: F) -> F:
+    """`--json`: one JSON object on stdout and nothing else there."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(function)
+
+
+def compile_arguments(given: dict[str, Any]) -> dict[str, Any]:
+    """The values of `compile_options` as keyword arguments of `autofuse.compile`."""
+    from autofuse.search.thresholds import load_thresholds
+
+    arguments = {k: given[k] for k in ("target", "strategy", "cost_model", "predictor", "db", "threads", "batch")}
+    arguments |= {k: given[k] for k in ("plan", "max_memory", "compile_allowance", "fuel", "dump_ir")}
+    arguments["input_shapes"] = input_shapes(given["shapes"])
+    arguments["thresholds"] = load_thresholds(given["thresholds"]) if given["thresholds"] else None
+    return arguments
+
+
+def print_json(content: Any) -> None:
+    """One JSON object on stdout."""
+    click.echo(json.dumps(content, indent=2, sort_keys=False, allow_nan=False, default=str))
+
+
+@contextlib.contextmanager
+def status(text: str) -> Iterator[Callable[[str], None]]:
+    """A spinner on stderr that says what is being done; silent when stderr is no terminal."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    with console.status(text) as spinner:
+        yield lambda message: spinner.update(f"{text}: {message}")

@@ -1,0 +1,45 @@
+"""`autofuse run`."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import click
+
+from autofuse.errors import InputError
+
+
+@click.command("run")
+@click.argument("compiled")
+@click.option("--input", "source", required=True, metavar="X.npz", help="Arrays by input name.")
+@click.option("--output", required=True, metavar="Y.npz", help="Where the outputs are written, by name.")
+def command(compiled: str, source: str, output: str) -> None:
+    """Run COMPILED, a file that `autofuse compile -o` wrote."""
+    import numpy as np
+
+    import autofuse
+
+    try:
+        with np.load(source, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except FileNotFoundError:
+        raise InputError(f"no file {source}: give arrays by name, e.g. numpy.savez('x.npz', input=array)") from None
+    except (OSError, ValueError, AttributeError) as error:
+        raise InputError(f"{source} is not an .npz archive of arrays: {error}") from None
+    target = Path(output).resolve()
+    if not target.parent.is_dir():
+        raise InputError(f"cannot write {output}: the folder {target.parent} does not exist")
+    executable = autofuse.load(compiled)
+    results = executable(**arrays)
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".npz", dir=target.parent)
+    try:
+        with os.fdopen(handle, "wb") as out:
+            np.savez(out, **dict(zip(executable.output_names, results, strict=True)))
+        os.replace(name, target)
+    finally:
+        if os.path.exists(name):
+            os.unlink(name)
+    shapes = ", ".join(f"{n} {list(r.shape)}" for n, r in zip(executable.output_names, results, strict=True))
+    click.echo(f"wrote {output}: {shapes}")

@@ -1,0 +1,73 @@
+"""`autofuse zoo list | export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from autofuse.cli.options import json_option, print_json
+from autofuse.errors import ModelError
+
+
+@click.group("zoo")
+def command() -> None:
+    """The networks that come along, as ONNX graphs with seeded random weights."""
+
+
+@command.command("list")
+@json_option
+def list_networks(as_json: bool) -> None:
+    """Names, inputs and published sizes."""
+    from autofuse.frontend import zoo
+
+    entries = [zoo.describe(name) for name in zoo.names()]
+    if as_json:
+        print_json(
+            [
+                {
+                    "name": e.name,
+                    "title": e.title,
+                    "inputs": [{"name": i.name, "shape": list(i.shape), "dtype": i.dtype} for i in e.inputs],
+                    "parameters": e.published_parameters,
+                    "macs": e.published_macs,
+                    "source": e.source,
+                }
+                for e in entries
+            ]
+        )
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("network", "input", "parameters", "multiply-adds", "what")
+    for e in entries:
+        shapes = ", ".join("×".join(map(str, i.shape)) for i in e.inputs)
+        table.add_row(
+            e.name, shapes, f"{e.published_parameters / 1e6:.2f} M", f"{e.published_macs / 1e9:.2f} G", e.title
+        )
+    Console().print(table)
+
+
+@command.command("export")
+@click.argument("name")
+@click.option("-o", "--output", required=True, metavar="F.onnx", help="Where to write it.")
+@click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the weights.")
+def export(name: str, output: str, batch: int, seed: int) -> None:
+    """Write network NAME as an ONNX file."""
+    from autofuse.frontend import zoo
+
+    target = Path(output)
+    if not target.resolve().parent.is_dir():
+        raise ModelError(f"cannot write {output}: the folder {target.resolve().parent} does not exist")
+    model = zoo.build(name, batch=batch, seed=seed)
+    temporary = target.with_name(f".{target.name}.tmp")
+    try:
+        temporary.write_bytes(model.SerializeToString())
+        temporary.replace(target)
+    except OSError as error:
+        raise ModelError(f"cannot write {output}: {error.strerror}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    click.echo(f"wrote {output} ({target.stat().st_size / 1e6:.1f} MB)")

@@ -1,0 +1,376 @@
+"""The whole compiler in one place: model → prepared module → operators → graph → plan → kernels → executable.
+
+`analyse` goes as far as the graph, `problem_of` to what a search is given, `compile_model` all the way. The stages are
+in the packages of the same names; nothing but their order is decided here.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autofuse.errors import PlanError
+from autofuse.graph.model import Graph, Group, Role
+from autofuse.target import Hardware
+
+if TYPE_CHECKING:
+    from autofuse.codegen.executable import Executable
+    from autofuse.codegen.fuse import GroupFuser
+    from autofuse.codegen.kernels import Assignment, Kernel
+    from autofuse.cost.model import CostModel
+    from autofuse.graph.build import BuiltGraph
+    from autofuse.lower import LoweredModel
+    from autofuse.search.plan import Plan
+    from autofuse.search.problem import Choice, SearchProblem, SearchResult, Thresholds
+    from autofuse.target.registry import Target
+
+log = logging.getLogger("autofuse")
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Analysed:
+    """A model as far as its graph. `seconds` of the stages so far: import, prepare, lower, graph."""
+
+    prepared: Any
+    lowered: LoweredModel
+    built: BuiltGraph
+    target: Target
+    hardware: Hardware
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def graph(self) -> Graph:
+        """The operator graph that the search works on."""
+        return self.built.graph
+
+    @cached_property
+    def calls(self) -> dict[int, Any]:
+        """Operator → its Relax call."""
+        values = {b.var: b.value for block in self.lowered.module["main"].body.blocks for b in block.bindings}
+        return {op.index: values[self.built.variables[op.index]] for op in self.graph.operators}
+
+    @cached_property
+    def constants(self) -> dict[int, Any]:
+        """Tensor → its data, for the graph's constants."""
+        return {t.index: self.built.values[t.index].value for t in self.graph.tensors if t.role is Role.CONSTANT}
+
+    @cached_property
+    def fuser(self) -> GroupFuser:
+        """Makes unscheduled kernels of groups."""
+        from autofuse.codegen.fuse import GroupFuser
+
+        return GroupFuser(self.lowered.module, self.calls)
+
+
+def analyse(
+    model: Any,
+    *,
+    target: str = "llvm",
+    threads: int | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    batch: int | None = None,
+    progress: Progress | None = None,
+    dump_ir: Path | None = None,
+) -> Analysed:
+    """Prepare and lower a model and build its graph. Raises ModelError, InputError, TargetError."""
+    from autofuse.target.hardware_file import load_hardware
+    from autofuse.target.registry import resolve
+
+    tell = progress or (lambda _: None)
+    chosen = resolve(target, threads)
+    hardware = load_hardware(chosen)
+    tell("importing")
+    from autofuse.frontend import prepare
+    from autofuse.graph.build import build_graph
+    from autofuse.lower import lower
+
+    prepared = prepare(model, input_shapes=input_shapes, batch=batch)
+    dump(dump_ir, "1-prepared", prepared.module)
+    tell("lowering")
+    start = time.perf_counter()
+    lowered = lower(prepared, hardware.lanes)
+    dump(dump_ir, "2-lowered", lowered.module)
+    lowering = time.perf_counter() - start
+    tell("analysing")
+    start = time.perf_counter()
+    built = build_graph(lowered.module, prepared.name)
+    seconds = {**prepared.seconds, "lower": lowering, "graph": time.perf_counter() - start}
+    return Analysed(prepared, lowered, built, chosen, hardware, seconds)
+
+
+def dump(folder: Path | None, name: str, module: Any) -> None:
+    """Write a module's text to `folder`/`name`.py, constants left out."""
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.py").write_text(module.script(show_meta=False))
+
+
+def problem_of(
+    analysed: Analysed, cost_model: CostModel, thresholds: Thresholds | None = None, max_memory: int = 0
+) -> SearchProblem:
+    """Enumerate the candidate groups and cost them. `max_memory` in bytes, 0 for no limit."""
+    from autofuse.codegen.fuse_ops import fuse_ops_partition
+    from autofuse.schedule.registry import families
+    from autofuse.search.candidates import search_problem
+
+    partition = fuse_ops_partition(analysed.lowered.module, analysed.built)
+    return search_problem(
+        analysed.graph,
+        cost_model,
+        hardware=analysed.hardware,
+        families=families(analysed.hardware.kind),
+        thresholds=thresholds,
+        greedy=partition,
+        max_memory=max_memory,
+    )
+
+
+def choose_cost_model(
+    analysed: Analysed, cost_model: str | CostModel | None, predictor: str | Path | None, db: str | Path | None
+) -> CostModel:
+    """The cost model asked for, with the records of `db` in front of it.
+
+    None takes the learned model where a predictor is given, else the analytical one. Raises PredictorError,
+    RecordError.
+    """
+    from autofuse.cost.analytical import AnalyticalCostModel
+    from autofuse.cost.model import CostModel
+
+    if isinstance(cost_model, CostModel):
+        base: CostModel = cost_model
+    else:
+        base = AnalyticalCostModel(analysed.hardware)
+        if cost_model == "learned" or (cost_model is None and predictor is not None):
+            from autofuse.errors import PredictorError
+            from autofuse.learn import load_predictor
+
+            if predictor is None:
+                raise PredictorError("the learned cost model needs a predictor: give --predictor DIR (autofuse train)")
+            base = load_predictor(predictor, analysed.hardware)
+        elif cost_model not in (None, "analytical"):
+            raise PlanError(f"unknown cost model {cost_model!r}: choose analytical or learned")
+    if db is None or str(db) == "none":
+        return base
+    from autofuse.records import open_store
+    from autofuse.records.model import RecordedCostModel
+    from autofuse.target.fingerprint import fingerprint
+
+    store = open_store(db)
+    return RecordedCostModel(store, fingerprint(analysed.target.threads).digest, base)
+
+
+def compile_model(
+    model: Any,
+    *,
+    target: str = "llvm",
+    strategy: str = "auto",
+    cost_model: str | CostModel | None = None,
+    predictor: str | Path | None = None,
+    db: str | Path | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    batch: int | None = None,
+    threads: int | None = None,
+    plan: Plan | str | Path | None = None,
+    thresholds: Thresholds | None = None,
+    max_memory: float | None = None,
+    compile_allowance: float | None = None,
+    fuel: int | None = None,
+    dump_ir: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Executable:
+    """Compile a model: ONNX path or `ModelProto`, Relax module, exported PyTorch program, or a zoo network's name.
+
+    strategy: dp, greedy, hybrid, none, auto, interval. cost_model: "analytical", "learned" (with `predictor`) or a
+    CostModel; `db`: a record store whose measurements come first. plan: a plan (or its file) to build instead of
+    searching. max_memory: limit on the planned peak of intermediates, in MB. compile_allowance: percent of extra
+    compile time that `auto` may spend on the search. fuel: fuse only the first so many groups. dump_ir: folder for the
+    IR after each phase. The result's `description` holds what was done and how long it took.
+    """
+    from autofuse.search.strategies import strategy as make_strategy
+
+    tell = progress or (lambda _: None)
+    folder = Path(dump_ir) if dump_ir is not None else None
+    began = time.perf_counter()
+    make_strategy(strategy)  # an unknown name fails before any work
+    analysed = analyse(
+        model,
+        target=target,
+        threads=threads,
+        input_shapes=input_shapes,
+        batch=batch,
+        progress=progress,
+        dump_ir=folder,
+    )
+    tell("searching")
+    start = time.perf_counter()
+    costs = choose_cost_model(analysed, cost_model, predictor, db)
+    problem = problem_of(analysed, costs, thresholds, int((max_memory or 0) * 1e6))
+    if plan is not None:
+        result = follow_plan(plan, problem, analysed)
+    else:
+        chosen = make_strategy(strategy, hardware=analysed.hardware, compile_allowance=compile_allowance)
+        result = chosen.search(problem)
+    if fuel is not None:
+        result = limit_fuel(result, problem, fuel)
+    seconds = {**analysed.seconds, "search": time.perf_counter() - start + analysed.seconds.get("graph", 0.0)}
+    return generate(analysed, problem, result, costs, seconds, began, tell, folder)
+
+
+def follow_plan(plan: Plan | str | Path, problem: SearchProblem, analysed: Analysed) -> SearchResult:
+    """The choices of a given plan. Raises PlanError when it was made for another graph."""
+    from autofuse.search.plan import Plan, adapt
+
+    if not isinstance(plan, Plan):
+        plan = Plan.load(plan)
+    return adapt(plan, problem, target=analysed.target.text)
+
+
+def limit_fuel(result: SearchResult, problem: SearchProblem, fuel: int) -> SearchResult:
+    """Keep the first `fuel` groups of several operators, take the others apart: to find the group that is wrong."""
+    kept: list[Choice] = []
+    written: set[int] = set()
+    for choice in result.choices:
+        if len(choice.group.members) > 1 and fuel <= 0:
+            for member in choice.group.members:
+                single = problem.choices[problem.singles[member]]
+                if not written.intersection(single.group.outputs):
+                    kept.append(single)
+                    written.update(single.group.outputs)
+            continue
+        fuel -= len(choice.group.members) > 1
+        if not set(choice.group.outputs) <= written:
+            kept.append(choice)
+            written.update(choice.group.outputs)
+    cost = sum(c.cost for c in kept) + problem.call_cost * len(kept)
+    return replace(result, choices=tuple(kept), cost=cost, proved_optimal=False)
+
+
+def assignment_of(group: Group, family: str, config: str) -> Assignment:
+    """A group with its family and configuration by name."""
+    from autofuse.codegen.kernels import Assignment
+    from autofuse.schedule.registry import family as family_by_name
+
+    chosen = family_by_name(family)
+    return Assignment(group, chosen, chosen.configuration.parse(config))
+
+
+def generate(
+    analysed: Analysed,
+    problem: SearchProblem,
+    result: SearchResult,
+    costs: CostModel,
+    seconds: Mapping[str, float],
+    began: float,
+    tell: Progress,
+    folder: Path | None,
+) -> Executable:
+    """Build the executable of a search's result; groups that fail fall back to smaller ones with a warning."""
+    import tvm
+
+    from autofuse.codegen.build import build_kernel, build_program
+    from autofuse.codegen.executable import Executable
+    from autofuse.codegen.kernels import KernelBuilder
+    from autofuse.codegen.program import assemble
+    from autofuse.search.plan import plan_of
+
+    graph = analysed.graph
+    start = time.perf_counter()
+
+    def alone(group: Group) -> Assignment | None:
+        choice = problem.choices[problem.singles[group.members[0]]]
+        made = assignment_of(choice.group, choice.family, choice.config) if choice.family else None
+        return replace(made, group=group) if made else None
+
+    tell("scheduling")
+    builder = KernelBuilder(analysed.fuser, analysed.hardware, alone)
+    opaque = [c.group.members[0] for c in result.choices if not c.family]
+    assignments = [assignment_of(c.group, c.family, c.config) for c in result.choices if c.family]
+    kernels = builder.kernels(assignments)
+    target = analysed.target.tvm_target()
+    main = analysed.lowered.module["main"]
+    program = assemble(main, graph, kernels, opaque, analysed.calls, analysed.constants)
+    dump(folder, "3-scheduled", program.module)
+    tell("building")
+    try:
+        library = build_program(program.module, target)
+    except Exception as error:
+        log.warning("building the whole program failed (%s): building kernel by kernel", last_line(error))
+        kernels = split_failing(kernels, builder, lambda func: build_kernel(func, target))
+        program = assemble(main, graph, kernels, opaque, analysed.calls, analysed.constants)
+        library = build_program(program.module, target)
+    codegen = time.perf_counter() - start
+    prepared = analysed.prepared
+    plan = plan_of(result, analysed.graph, target=analysed.target.text, cost_model=costs.name)
+    timing = {
+        "import": seconds.get("import", 0.0),
+        "prepare": seconds.get("prepare", 0.0) + seconds.get("lower", 0.0),
+        "search": seconds["search"],
+        "codegen": codegen,
+        "total": time.perf_counter() - began,
+    }
+    operators = len(graph.operators)
+    description = {
+        "model": prepared.name,
+        "target": analysed.target.text,
+        "features": list(analysed.target.features),
+        "threads": analysed.target.threads,
+        "tvm": str(tvm.__version__),
+        "strategy": result.strategy,
+        "strategy_reason": result.reason,
+        "cost_model": costs.name,
+        "inputs": [
+            {"name": n, "shape": list(s), "dtype": d}
+            for n, s, d in zip(prepared.input_names, prepared.input_shapes, prepared.input_dtypes, strict=True)
+        ],
+        "outputs": list(prepared.output_names),
+        "operators": operators,
+        "kernels": program.kernels,
+        "fusion_ratio": round(operators / max(program.kernels, 1), 4),
+        "seconds": {k: round(v, 4) for k, v in timing.items()},
+        "search": {
+            "states": result.states,
+            "transitions": result.transitions,
+            "regions": result.regions,
+            "candidates": len(problem.choices),
+            "proved_optimal": result.proved_optimal,
+            "pruned": {**problem.pruned, **result.pruned},
+        },
+        "predicted_ms": result.cost * 1e3,
+        "peak_memory_mb": round(result.peak_memory / 1e6, 3),
+        "plan": plan.to_json(),
+    }
+    return Executable(library, program.weights, description)
+
+
+def split_failing(kernels: Sequence[Kernel], builder: Any, build: Callable[[Any], Any]) -> list[Kernel]:
+    """Build every kernel alone; the groups of those that fail are taken apart."""
+    verdicts: dict[str, Exception | None] = {}
+    good: list[Kernel] = []
+    for kernel in kernels:
+        if kernel.func is None:
+            good.append(kernel)
+            continue
+        if kernel.name not in verdicts:
+            try:
+                build(kernel.func)
+                verdicts[kernel.name] = None
+            except Exception as error:
+                verdicts[kernel.name] = error
+        failed = verdicts[kernel.name]
+        if failed is None:
+            good.append(kernel)
+        else:
+            good.extend(builder.split(kernel.assignment, failed))
+    return good
+
+
+def last_line(error: Exception) -> str:
+    """The last line of an error's text: where TVM says what went wrong."""
+    lines = str(error).strip().splitlines()
+    return lines[-1] if lines else type(error).__name__
