@@ -127,6 +127,8 @@ def _tiles(e: _Extents, hardware: Hardware) -> list[tuple[int, int, int]]:
     """Register tiles (nb, ht, mt), best first. Accumulators, nb weights and one broadcast must fit the registers."""
     registers = hardware.vector_registers
     most = registers - registers // 4  # more accumulators than this spilled
+    if e.ib == 1:
+        most = registers // 2  # the short loop over the taps of a row is unrolled by LLVM, which then needs registers
     chains = W.chains_needed(hardware)
     per_group = e.oc // e.groups
     scored = []
@@ -144,15 +146,18 @@ def _tiles(e: _Extents, hardware: Hardware) -> list[tuple[int, int, int]]:
                     continue  # a remainder of columns in several rows doubles the code for little
                 full, rest = divmod(e.ow, mt)
                 time = full * _tile_time(nb, ht, mt, chains) + (_tile_time(nb, ht, rest, chains) if rest else 0.0)
-                scored.append((time / (nb * ht * e.ow), rest != 0, abs(tile - chains), ht, -nb, (nb, ht, mt)))
+                scored.append((time / (nb * ht * e.ow), rest != 0, ht, nb, (nb, ht, mt)))
     scored.sort()
     return [item[-1] for item in scored]
 
 
 def _tile_time(nb: int, ht: int, mt: int, chains: int) -> float:
-    """Cycles of one reduction step: two multiply-adds and two and a half loads a cycle, or their latency."""
+    """Cycles of one reduction step: two multiply-adds and two and a half loads a cycle, or their latency.
+
+    Loads cost a little even when the multiply-adds hide them, weights (a whole vector each) more than broadcasts.
+    """
     accumulators = nb * ht * mt
-    return max(accumulators / 2.0, (nb + ht * mt) / 2.5, chains / 2.0)
+    return max(accumulators / 2.0, (nb + ht * mt) / 2.5, chains / 2.0) + 0.1 * nb + 0.05 * ht * mt
 
 
 def _tasks(
@@ -166,7 +171,7 @@ def _tasks(
     chunks = [1]
     reduction = e.ic * e.ib
     if reduction >= 512 and not e.pointwise:
-        chunks = [c for c in (4, 2) if e.ic % c == 0] + [1]
+        chunks = [c for c in (2, 4) if e.ic % c == 0] + [1]
     made: list[Conv2dConfiguration] = []
 
     def add(cob: int, hb: int, pad: int, chunk: int = 1, parallel: int = 1) -> None:
