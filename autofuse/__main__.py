@@ -1,0 +1,5 @@
+"""`python -m autofuse`."""
+
+from autofuse.cli import main
+
+main()
