@@ -248,12 +248,12 @@ def test_a_saved_executable_is_loaded_and_not_compiled(
     _Executable(5.0).save(str(tmp_path / "saved.so"))
     peer = load_peer("autofuse.bench.peers.autofuse_engine:AutofusePeer")()
     peer.prepare(workload(case, executable=str(tmp_path / "saved.so")))
-    peer.run_once()
+    peer.run(1)
     np.testing.assert_array_equal(peer.outputs()[0], 5.0 * np.load(case.inputs_path)["x"])
 
 
 def test_engines_other_than_autofuse_refuse_a_model_that_is_not_onnx(case: BenchCase) -> None:
-    relax = Workload("model.relax.json", str(case.inputs_path), ("x",), ("y",), 1)
+    relax = Workload("model.relax.txt", str(case.inputs_path), ("x",), ("y",), 1)
     for name in ("onnxruntime", "openvino"):
         (spec,) = engine_specs([name], compile_options={}, executables={}, extra_peers={})
         reply = Worker().answer({"op": "prepare", "peer": spec.peer, "workload": relax.to_json()})
@@ -293,3 +293,21 @@ def test_missing_packages_are_named_with_what_to_do() -> None:
 def test_a_peer_must_say_how_to_prepare_and_run() -> None:
     with pytest.raises(TypeError):
         Peer()  # type: ignore[abstract]
+
+
+def test_a_relax_module_runs_in_the_engines_that_take_one_and_the_others_say_that_they_do_not() -> None:
+    from autofuse.frontend import prepare
+
+    x = np.random.default_rng(3).standard_normal((1, 3, 6, 6)).astype(np.float32)
+    prepared = prepare(tiny_model())
+    result = bench.run(
+        prepared.module,
+        engines=["tvm-default", "openvino"],
+        executables={},
+        inputs={prepared.input_names[0]: x},
+        threads=1,
+        pace=QUICK,
+    )
+    assert result.of("tvm-default").error is None
+    assert result.of("tvm-default").median_ms is not None
+    assert "needs an ONNX model" in str(result.of("openvino").error)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autofuse.bench.peer import Array
-from autofuse.errors import InputError, ModelError
+from autofuse.errors import InputError
 
 if TYPE_CHECKING:
     import onnx
@@ -136,7 +136,7 @@ def _zoo_inputs(network: str, batch: int, seed: int) -> dict[str, Array]:
 def _model_file(source: Any, prepared: PreparedModel, folder: Path, name: str) -> Path:
     reference = prepared.reference
     if reference is None:
-        return _write_relax(prepared, folder / f"{name}.relax.json")
+        return _write_relax(prepared, folder / f"{name}.relax.txt")
     import onnx
 
     if isinstance(source, (str, os.PathLike)):
@@ -173,10 +173,7 @@ def _write_onnx(model: onnx.ModelProto, path: Path) -> Path:
 
 
 def _write_relax(prepared: PreparedModel, path: Path) -> Path:
-    import tvm
+    from autofuse.bench.relax_file import write_module
 
-    try:
-        path.write_text(tvm.ir.save_json(prepared.module), encoding="utf-8")
-    except Exception as error:
-        raise ModelError(f"{prepared.name}: the Relax module cannot be written for the engines ({error})") from None
+    write_module(prepared.module, path)
     return path

@@ -99,7 +99,6 @@ class Child:
         """Outputs of the last inference, and the kernels that one launches where the engine tells."""
         with tempfile.TemporaryDirectory(prefix="autofuse-outputs-") as folder:
             path = Path(folder) / "outputs.npz"
-            # Counting kernels may take a further call.
             reply = self._ask({"op": "outputs", "path": str(path)}, self._patience(self.call_seconds or 0.0))
             with np.load(path, allow_pickle=False) as stored:
                 arrays = [stored[str(index)] for index in range(len(stored.files))]

@@ -24,7 +24,7 @@ class Workload:
     """What an engine runs. It crosses a process border, so everything in it is JSON.
 
     Attributes:
-        model_path: an `.onnx` file with static shapes, or `.relax.json` (a Relax module) where the source was not ONNX.
+        model_path: an `.onnx` file with static shapes, or `.relax.txt` (a Relax module) where the source was not ONNX.
         inputs_path: an `.npz` with one array an input, under the input's name.
         input_names: in the order of the model's inputs.
         output_names: in the order of the model's outputs.
@@ -84,10 +84,10 @@ class Peer(ABC):
 
     @abstractmethod
     def outputs(self) -> list[Array]:
-        """The outputs of the last `run_once`, in the model's order; never called before it."""
+        """The outputs of the last call of `run`, in the model's order; never asked for before one."""
 
     def kernels(self) -> int | None:
-        """Kernels launched by one inference; None where the engine does not tell. Called after a `run_once`."""
+        """Kernels launched by one inference; None where the engine does not tell. Called after a `run`."""
         return None
 
     def run(self, calls: int) -> list[float]:
