@@ -15,8 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autofuse.errors import RecordError
-from autofuse.records import HardwareRow, MemoryStore, Record, RecordStore, SqliteStore, Workload
+from autofuse.graph.model import Access, Graph, Group, MappingType, Operator, Role, Tensor, Work
+from autofuse.records import Form, HardwareRow, MemoryStore, Record, RecordStore, SqliteStore, Workload
 from autofuse.records.fingerprint import local_hardware
+from autofuse.records.groups import group_from_text, group_to_text
 from autofuse.records.migrations import MIGRATIONS
 from autofuse.records.schema import SCHEMA_VERSION
 
@@ -45,6 +47,25 @@ def record(second: int = 0, latency: float = 1e-3, **changes: object) -> Record:
 
 def failure(second: int = 0, status: str = "crashed", **changes: object) -> Record:
     return record(second, status=status, message="SIGSEGV", samples=(), reference_samples={}, **changes)
+
+
+def group() -> Group:
+    """relu(conv) out of a graph in which other operators come first and use the convolution's result."""
+    tensors = (
+        Tensor(0, "x", (1, 2, 4, 4, 8), layout="NCHW8c", logical_shape=(1, 16, 4, 4)),
+        Tensor(1, "y", (1, 2, 4, 4, 8), role=Role.INPUT),
+        Tensor(2, "weight", (2, 2, 3, 3, 8, 8), role=Role.CONSTANT),
+        Tensor(3, "c", (1, 2, 4, 4, 8), layout="NCHW8c"),
+        Tensor(4, "r", (1, 2, 4, 4, 8), "float16"),
+    )
+    data = Access(0, 1, MappingType.MANY_TO_MANY, 144, 9, -1)
+    operators = (
+        Operator(0, "before", "negative", "n", (0,), (1,), (Access(0, 0, MappingType.ONE_TO_ONE),)),
+        Operator(1, "conv", "nn.conv2d", "f", (1, 2), (3,), (data, Access(1, 2, MappingType.MANY_TO_MANY)),
+                 Work(fma=36864), {"strides": [1, 1], "variant": "blocked"}, (1, 2, 4, 4, 8), (2, 3, 3, 8), 2),
+        Operator(2, "relu", "nn.relu", "r", (3,), (4,), (Access(0, 3, MappingType.ONE_TO_ONE),), Work(compare=256)),
+    )  # fmt: skip
+    return Group(Graph("g", tensors, operators, (0,), (3, 4)), (1, 2), (3, 4))
 
 
 def fill(store: RecordStore) -> RecordStore:
@@ -135,6 +156,16 @@ class TestEveryStore:
                 store.add(orphan)
         assert list(store.records()) == []
 
+    def test_keeps_the_first_form_of_a_workload(self, store: RecordStore) -> None:
+        store.add_form(Form("w1", "NCHW8c->", group_to_text(group())))
+        store.add_form(Form("w1", "NCHW8c->", "another"))
+        found = store.form("w1", "NCHW8c->")
+        assert found is not None and group_from_text(found.text).members == (0, 1)
+        assert store.form("w1", "") is None and store.form("w2", "NCHW8c->") is None
+        assert [f.workload for f in store.forms()] == ["w1"]
+        with pytest.raises(RecordError, match="unknown"):
+            store.add_form(Form("nothing", "", "text"))
+
     def test_counts(self, store: RecordStore) -> None:
         store.add(record())
         store.add(failure(1, "timeout"))
@@ -158,13 +189,14 @@ class TestEveryStore:
     def test_export_and_import_round_trip(self, store: RecordStore, tmp_path: Path) -> None:
         for r in (record(3), failure(2, config="ü=1"), record(1, hardware="hw2")):
             store.add(r)
+        store.add_form(Form("w1", "NCHW8c->", group_to_text(group())))
         store.refresh_baseline("hw1")
         store.refresh_baseline("hw2")
         assert store.export_lines(tmp_path / "a.jsonl") == 3
         other = MemoryStore()
         assert other.import_lines(tmp_path / "a.jsonl") == 3
         assert other.import_lines(tmp_path / "a.jsonl") == 0
-        assert list(other.records()) == list(store.records())
+        assert list(other.records()) == list(store.records()) and list(other.forms()) == list(store.forms())
         assert [r.normalised for r in other.records()] == [r.normalised for r in store.records()]
         other.export_lines(tmp_path / "b.jsonl")
         assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
@@ -188,6 +220,7 @@ class TestEveryStore:
         for bad in (
             "{broken",
             '{"type": "program"}',
+            '{"type": "form", "workload": "w1", "layouts": "", "text": "import os"}',
             extra.replace('"family":"conv"', '"family":7'),
             extra.replace('"samples":[0.001', '"samples":[NaN'),
             extra.replace('"samples":[0.001', '"samples":[-1'),
@@ -243,6 +276,32 @@ def test_the_stores_agree(records: list[Record]) -> None:
         assert memory.lookup(identities) == sqlite.lookup(identities)
         for workload in ("w1", "w2"):
             assert memory.best(workload, "hw1") == sqlite.best(workload, "hw1")
+
+
+class TestGroupText:
+    def test_a_group_survives_the_round_trip(self) -> None:
+        text = group_to_text(group())
+        back = group_from_text(text)
+        assert group_to_text(back) == text
+        first, second = back.operators
+        assert (first.work, first.attrs, first.reduction, first.blocks) == (
+            Work(fma=36864), {"strides": [1, 1], "variant": "blocked"}, (2, 3, 3, 8), 2)  # fmt: skip
+        assert first.mapping is MappingType.MANY_TO_MANY and second.kind == "nn.relu"
+        shapes = [back.graph.tensors[t] for t in back.inputs]
+        assert [(t.shape, t.role) for t in shapes] == [
+            ((1, 2, 4, 4, 8), Role.INPUT),
+            ((2, 2, 3, 3, 8, 8), Role.CONSTANT),
+        ]
+        assert [back.graph.tensors[t].layout for t in back.outputs] == ["NCHW8c", ""]
+        assert back.internal == () and back.label == group().label
+
+    def test_refuses_other_text(self) -> None:
+        good = group_to_text(group())
+        changes = [('"version":1', '"version":2'), ('"inputs":[0,1]', '"inputs":[0,9]'), ("Many-to-Many", "Some")]
+        for bad in ("", "{}", "[1]", *(good.replace(a, b) for a, b in changes)):
+            assert bad != good
+            with pytest.raises(ValueError, match="no text of a group"):
+                group_from_text(bad)
 
 
 class TestRecord:

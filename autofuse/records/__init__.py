@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from autofuse.records.memory import MemoryStore
-from autofuse.records.record import HardwareRow, Identity, Measured, Record, StoreStats, Workload
+from autofuse.records.record import Form, HardwareRow, Identity, Measured, Record, StoreStats, Workload
 from autofuse.records.store import RecordStore
 
 if TYPE_CHECKING:
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from autofuse.records.sqlite import SqliteStore
 
 __all__ = [
+    "Form",
     "HardwareRow",
     "Identity",
     "Measured",

@@ -1,8 +1,8 @@
 """Records as JSON lines: takes a store and writes a file, or a file and gives a MemoryStore.
 
-The first line is {"type": "autofuse-records", "schema": 1}; then hardware, workloads (with their models) and records,
-one object a line, sorted, so that two exports of the same content are the same bytes and files diff well. Nothing
-in a file is ever executed: every line is checked against the fields and types listed here.
+The first line is {"type": "autofuse-records", "schema": 1}; then hardware, workloads (with their models), forms and
+records, one object a line, sorted, so that two exports of the same content are the same bytes and files diff well.
+Nothing in a file is ever executed: every line is checked against the fields and types listed here.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autofuse.errors import RecordError
+from autofuse.records.groups import group_from_text
 from autofuse.records.memory import MemoryStore
-from autofuse.records.record import REFERENCES, HardwareRow, Record, Workload, canonical, record_to_dict
+from autofuse.records.record import REFERENCES, Form, HardwareRow, Record, Workload, canonical, record_to_dict
 from autofuse.records.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ HEADER = "autofuse-records"
 _FIELDS: Mapping[str, Mapping[str, type]] = {
     "hardware": {"digest": str, "name": str, "detail": dict},
     "workload": {"key": str, "text": str, "label": str, "models": list},
+    "form": {"workload": str, "layouts": str, "text": str},
     "record": {
         "workload": str,
         "hardware": str,
@@ -63,6 +65,8 @@ def write(store: RecordStore, path: Path) -> int:
                 line("hardware", {"digest": row.digest, "name": row.name, "detail": dict(row.detail)})
             for w in store.workloads():
                 line("workload", {"key": w.key, "text": w.text, "label": w.label, "models": list(store.models(w.key))})
+            for form in store.forms():
+                line("form", {"workload": form.workload, "layouts": form.layouts, "text": form.text})
             for record in store.records():
                 line("record", record_to_dict(record))
                 count += 1
@@ -132,6 +136,9 @@ def _take(store: MemoryStore, value: object) -> None:
         if not all(isinstance(model, str) for model in models):
             raise ValueError("workload.models is no list of names")
         store.add_workload(Workload(**value), models)
+    elif kind == "form":
+        group_from_text(value["text"])  # a form that cannot be read is of no use to anybody
+        store.add_form(Form(**value))
     else:
         if not _CREATED.fullmatch(value["created"]):
             raise ValueError(f"record.created {value['created']!r} is no UTC time")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from autofuse.errors import RecordError
-from autofuse.records.record import REFERENCES, HardwareRow, Identity, Measured, Record, StoreStats, Workload
+from autofuse.records.record import REFERENCES, Form, HardwareRow, Identity, Measured, Record, StoreStats, Workload
 from autofuse.records.store import RecordStore, order
 
 
@@ -19,6 +19,7 @@ class MemoryStore(RecordStore):
         self._hardware: dict[str, HardwareRow] = {}
         self._workloads: dict[str, Workload] = {}
         self._models: dict[str, set[str]] = {}
+        self._forms: dict[tuple[str, str], Form] = {}
         self._records: dict[str, Record] = {}
         self._newest: dict[Identity, Record] = {}
         self._baselines: dict[str, dict[str, float]] = {}
@@ -29,6 +30,11 @@ class MemoryStore(RecordStore):
     def add_workload(self, workload: Workload, models: Iterable[str] = ()) -> None:
         self._workloads.setdefault(workload.key, workload)
         self._models.setdefault(workload.key, set()).update(models)
+
+    def add_form(self, form: Form) -> None:
+        if form.workload not in self._workloads:
+            raise RecordError(f"form of unknown workload {form.workload}: add the workload first")
+        self._forms.setdefault((form.workload, form.layouts), form)
 
     def add(self, record: Record) -> bool:
         if record.hardware not in self._hardware:
@@ -73,6 +79,12 @@ class MemoryStore(RecordStore):
     def workloads(self) -> Iterator[Workload]:
         yield from (self._workloads[key] for key in sorted(self._workloads))
 
+    def form(self, workload: str, layouts: str) -> Form | None:
+        return self._forms.get((workload, layouts))
+
+    def forms(self) -> Iterator[Form]:
+        yield from (self._forms[key] for key in sorted(self._forms))
+
     def hardware(self) -> Iterator[HardwareRow]:
         yield from (self._hardware[digest] for digest in sorted(self._hardware))
 
@@ -104,6 +116,7 @@ class MemoryStore(RecordStore):
         self,
         hardware: Sequence[HardwareRow],
         workloads: Sequence[tuple[Workload, tuple[str, ...]]],
+        forms: Sequence[Form],
         records: Sequence[Record],
     ) -> int:
         known = set(self._hardware) | {h.digest for h in hardware}
@@ -111,10 +124,15 @@ class MemoryStore(RecordStore):
         for record in records:
             if record.hardware not in known or record.workload not in keys:
                 raise RecordError(f"record of unknown hardware {record.hardware} or workload {record.workload}")
+        for form in forms:
+            if form.workload not in keys:
+                raise RecordError(f"form of unknown workload {form.workload}")
         for row in hardware:
             self.add_hardware(row)
         for workload, models in workloads:
             self.add_workload(workload, models)
+        for form in forms:
+            self.add_form(form)
         return sum(self.add(record) for record in records)
 
     def close(self) -> None:

@@ -63,6 +63,15 @@ class Workload:
 
 
 @dataclass(frozen=True)
+class Form:
+    """A group as it was measured, with these layouts at its borders: `text` is that of `groups.group_to_text`."""
+
+    workload: str
+    layouts: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Record:
     """One measurement, or one failure. Times in seconds.
 

@@ -6,6 +6,7 @@ hardware    one row per machine description: digest, readable name, detail (JSON
 software    what made a kernel: TVM's and autofuse's versions, schedule family and its version.
 workload    key, canonical text of the group, readable label.
 membership  which models contain a workload.
+form        the group as it was stored when measured (`groups.py`): workload and border layouts → JSON text.
 record      one measurement of one kernel: the three above, configuration, border layouts, how it ended, samples (JSON
             list, seconds), reference samples (JSON object of lists as long as `samples`), the reference that counts,
             and what look-ups need of them: latency and reference_latency (medians, seconds), ratio (median of the
@@ -49,6 +50,11 @@ VERSION_1 = (
         workload INTEGER NOT NULL REFERENCES workload (id) ON DELETE CASCADE,
         model TEXT NOT NULL,
         PRIMARY KEY (workload, model)) WITHOUT ROWID""",
+    """CREATE TABLE form (
+        workload INTEGER NOT NULL REFERENCES workload (id) ON DELETE CASCADE,
+        layouts TEXT NOT NULL,
+        text TEXT NOT NULL,
+        PRIMARY KEY (workload, layouts)) WITHOUT ROWID""",
     f"""CREATE TABLE record (
         id INTEGER PRIMARY KEY,
         digest TEXT NOT NULL UNIQUE,

@@ -19,6 +19,7 @@ from autofuse.errors import RecordError
 from autofuse.records.migrations import migrate, version_of
 from autofuse.records.record import (
     REFERENCES,
+    Form,
     HardwareRow,
     Identity,
     Measured,
@@ -152,6 +153,10 @@ class SqliteStore(RecordStore):
         with self._transaction():
             self._insert_workload(workload, models)
 
+    def add_form(self, form: Form) -> None:
+        with self._transaction():
+            self._insert_form(form)
+
     def add(self, record: Record) -> bool:
         with self._transaction():
             return self._insert(record)
@@ -171,6 +176,12 @@ class SqliteStore(RecordStore):
             self._db.execute(
                 "INSERT OR IGNORE INTO membership SELECT id, ? FROM workload WHERE key = ?", [model, workload.key]
             )
+
+    def _insert_form(self, form: Form) -> None:
+        found = self._db.execute("SELECT id FROM workload WHERE key = ?", [form.workload]).fetchone()
+        if found is None:
+            raise RecordError(f"form of unknown workload {form.workload}: add the workload first")
+        self._db.execute("INSERT OR IGNORE INTO form VALUES (?, ?, ?)", [found[0], form.layouts, form.text])
 
     def _insert(self, record: Record) -> bool:
         software = [record.tvm_version, record.autofuse_version, record.family, record.family_version]
@@ -291,6 +302,19 @@ class SqliteStore(RecordStore):
     def workloads(self) -> Iterator[Workload]:
         yield from (Workload(*row) for row in self._rows("SELECT key, text, label FROM workload ORDER BY key"))
 
+    def form(self, workload: str, layouts: str) -> Form | None:
+        rows = self._rows(
+            "SELECT f.text FROM form AS f JOIN workload AS w ON w.id = f.workload WHERE w.key = ? AND f.layouts = ?",
+            [workload, layouts],
+        )
+        return Form(workload, layouts, rows[0][0]) if rows else None
+
+    def forms(self) -> Iterator[Form]:
+        rows = self._rows(
+            "SELECT w.key, f.layouts, f.text FROM form AS f JOIN workload AS w ON w.id = f.workload ORDER BY 1, 2"
+        )
+        yield from (Form(*row) for row in rows)
+
     def hardware(self) -> Iterator[HardwareRow]:
         for digest, name, detail in self._rows("SELECT digest, name, detail FROM hardware ORDER BY digest"):
             yield HardwareRow(digest, name, json.loads(detail))
@@ -338,6 +362,7 @@ class SqliteStore(RecordStore):
         self,
         hardware: Sequence[HardwareRow],
         workloads: Sequence[tuple[Workload, tuple[str, ...]]],
+        forms: Sequence[Form],
         records: Sequence[Record],
     ) -> int:
         with self._transaction():
@@ -345,6 +370,8 @@ class SqliteStore(RecordStore):
                 self._insert_hardware(row)
             for workload, models in workloads:
                 self._insert_workload(workload, models)
+            for form in forms:
+                self._insert_form(form)
             return sum(self._insert(record) for record in records)
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from autofuse.records.record import HardwareRow, Identity, Measured, Record, StoreStats, Workload
+from autofuse.records.record import Form, HardwareRow, Identity, Measured, Record, StoreStats, Workload
 
 
 class RecordStore(abc.ABC):
@@ -25,6 +25,10 @@ class RecordStore(abc.ABC):
     @abc.abstractmethod
     def add_workload(self, workload: Workload, models: Iterable[str] = ()) -> None:
         """Make the workload known, and that `models` contain it. Its first text and label stay."""
+
+    @abc.abstractmethod
+    def add_form(self, form: Form) -> None:
+        """Keep how a known workload's group is stored; the first text for a workload and layouts stays."""
 
     @abc.abstractmethod
     def add(self, record: Record) -> bool:
@@ -54,6 +58,14 @@ class RecordStore(abc.ABC):
         """All workloads, by key."""
 
     @abc.abstractmethod
+    def form(self, workload: str, layouts: str) -> Form | None:
+        """How the group of a workload is stored when its borders have these layouts."""
+
+    @abc.abstractmethod
+    def forms(self) -> Iterator[Form]:
+        """All forms, by workload and layouts."""
+
+    @abc.abstractmethod
     def hardware(self) -> Iterator[HardwareRow]:
         """All hardware, by digest."""
 
@@ -81,6 +93,7 @@ class RecordStore(abc.ABC):
         self,
         hardware: Sequence[HardwareRow],
         workloads: Sequence[tuple[Workload, tuple[str, ...]]],
+        forms: Sequence[Form],
         records: Sequence[Record],
     ) -> int:
         """Add everything or, if anything fails, nothing; the number of records that were new."""
@@ -92,7 +105,9 @@ class RecordStore(abc.ABC):
     def merge(self, other: RecordStore) -> int:
         """Take over everything that `other` holds, all or nothing; the number of records that were new."""
         hardware = list(other.hardware())
-        added = self._add_all(hardware, [(w, other.models(w.key)) for w in other.workloads()], list(other.records()))
+        added = self._add_all(
+            hardware, [(w, other.models(w.key)) for w in other.workloads()], list(other.forms()), list(other.records())
+        )
         for row in hardware:
             self.refresh_baseline(row.digest)
         return added

@@ -1,0 +1,323 @@
+"""Collection: takes candidates, builds, checks and times those that the store does not hold yet, and keeps records.
+
+Candidates go through in batches: all builds of a batch end before its first kernel is timed. Each record is added as
+soon as it is there; a run that was interrupted, or killed, is resumed by running it again.
+"""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autofuse.cost.model import Candidate
+from autofuse.measure.builder import Builder, BuildRequest, BuildResult
+from autofuse.measure.jobs import ArgumentSpec, MeasureJob, MeasureLimits, MeasureResult, fill_inputs, one_line
+from autofuse.measure.order import CollectItem
+from autofuse.measure.replay import candidate_text
+from autofuse.measure.runner import Runner
+from autofuse.records.fingerprint import versions
+from autofuse.records.groups import group_to_text
+from autofuse.records.identity import identity_of
+from autofuse.records.record import Form, HardwareRow, Identity, Record, Workload
+from autofuse.records.store import RecordStore
+
+Arrays = Sequence[NDArray[Any]]
+# Gives the request to build a candidate into the library at a path; the identity's text names the candidate.
+RequestOf = Callable[[CollectItem, str, Path], BuildRequest]
+# Gives the right outputs of a candidate for its inputs.
+Reference = Callable[[Candidate, Arrays], Arrays]
+_REFERENCES_KEPT = 16
+# Operations a byte above which a kernel is taken to be bound by arithmetic; machines of today lie between 2 and 20.
+_BALANCE = 4.0
+
+
+@dataclass(frozen=True)
+class CollectStats:
+    """How a collection went so far. `cached`: the store held them already; `skipped`: no reference could be computed.
+
+    `seconds` of wall time; `left`: candidates not reached when the budget was used up or the run was interrupted.
+    """
+
+    measured: int = 0
+    failed: int = 0
+    cached: int = 0
+    skipped: int = 0
+    left: int = 0
+    seconds: float = 0.0
+    interrupted: bool = False
+    failures: tuple[str, ...] = field(default=())
+
+    @property
+    def done(self) -> int:
+        """Records added."""
+        return self.measured + self.failed
+
+
+@dataclass(frozen=True)
+class CollectSettings:
+    """`budget` in seconds and `trials` in candidates end a run (None: no end); `seed` fills the kernels' inputs."""
+
+    budget: float | None = None
+    trials: int | None = None
+    batch: int = 16
+    limits: MeasureLimits = field(default_factory=MeasureLimits)
+    tolerance: float = 1e-3
+    seed: int = 0
+
+
+def nearer_reference(candidate: Candidate) -> str:
+    """The reference kernel that a candidate is more like, by its operations per byte that it reads and writes."""
+    group = candidate.group
+    tensors = group.graph.tensors
+    moved = sum(tensors[t].bytes for t in (*group.inputs, *group.outputs))
+    return "arithmetic" if group.work.flops > _BALANCE * moved else "memory"
+
+
+def collect(
+    items: Iterable[CollectItem],
+    store: RecordStore,
+    runner: Runner,
+    builder: Builder,
+    hardware: HardwareRow,
+    request: RequestOf,
+    reference: Reference | None = None,
+    settings: CollectSettings | None = None,
+    progress: Callable[[CollectStats, str], None] | None = None,
+) -> CollectStats:
+    """Measure `items` in the order given (see `order.in_order`) and keep a record of each, failures too.
+
+    `progress` is told the counts and what was just done, after every candidate. The first interrupt (Ctrl-C) ends the
+    run after the kernel being measured, with everything kept; the second raises KeyboardInterrupt.
+    """
+    run = _Collection(store, runner, builder, hardware, request, reference, settings or CollectSettings(), progress)
+    with _interrupts(run), tempfile.TemporaryDirectory(prefix="autofuse-") as folder:
+        return run.go(items, Path(folder))
+
+
+@contextmanager
+def _interrupts(run: _Collection) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if run.stop:
+            raise KeyboardInterrupt
+        run.stop = True
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class _Collection:
+    """One run; `stop` is set from the signal handler."""
+
+    def __init__(
+        self,
+        store: RecordStore,
+        runner: Runner,
+        builder: Builder,
+        hardware: HardwareRow,
+        request: RequestOf,
+        reference: Reference | None,
+        settings: CollectSettings,
+        progress: Callable[[CollectStats, str], None] | None,
+    ) -> None:
+        self.store = store
+        self.runner = runner
+        self.builder = builder
+        self.hardware = hardware
+        self.request = request
+        self.reference = reference
+        self.settings = settings
+        self.progress = progress
+        self.stop = False
+        self.stats = CollectStats()
+        self.begin = time.monotonic()
+        self.versions = versions()
+        self.expected: OrderedDict[object, Path] = OrderedDict()
+        self.known: set[str] = set()
+        # Names are never used twice: the loader takes a name that it knows for the library that it has already.
+        self.numbers = count()
+
+    def go(self, items: Iterable[CollectItem], folder: Path) -> CollectStats:
+        """Work through the items."""
+        self.store.add_hardware(self.hardware)
+        pending = self.missing(items)
+        try:
+            while pending and not self.over():
+                size = self.settings.batch
+                if self.settings.trials is not None:
+                    size = min(size, self.settings.trials - self.stats.done - self.stats.skipped)
+                batch, pending = pending[:size], pending[size:]
+                pending = [*self.batch(batch, folder), *pending]
+        finally:
+            self.store.refresh_baseline(self.hardware.digest)
+        self.stats = replace(self.stats, left=len(pending), interrupted=self.stop, seconds=self.elapsed())
+        return self.stats
+
+    def elapsed(self) -> float:
+        return time.monotonic() - self.begin
+
+    def over(self) -> bool:
+        s = self.settings
+        if self.stop or (s.budget is not None and self.elapsed() >= s.budget):
+            return True
+        return s.trials is not None and self.stats.done + self.stats.skipped >= s.trials
+
+    def missing(self, items: Iterable[CollectItem]) -> list[tuple[CollectItem, Identity]]:
+        """The items that the store has no record of, each identity once; which models contain them is kept anyway."""
+        chosen: dict[Identity, CollectItem] = {}
+        models: dict[str, set[str]] = {}
+        texts: dict[str, CollectItem] = {}
+        for item in items:
+            chosen.setdefault(identity_of(item.candidate, item.key, self.hardware.digest), item)
+            models.setdefault(item.key, set()).add(item.model)
+            texts.setdefault(item.key, item)
+        for key, names in models.items():
+            item = texts[key]
+            self.store.add_workload(Workload(key, item.text, item.candidate.group.label), sorted(names))
+        identities = list(chosen)
+        found = self.store.lookup(identities)
+        pending = [(chosen[i], i) for i, known in zip(identities, found, strict=True) if known is None]
+        self.stats = replace(self.stats, cached=len(identities) - len(pending))
+        return pending
+
+    def batch(self, batch: list[tuple[CollectItem, Identity]], folder: Path) -> list[tuple[CollectItem, Identity]]:
+        """Build all, then time one after another; gives back those that were not reached."""
+        built = self.build(batch, folder)
+        for position, ((item, identity), result) in enumerate(zip(batch, built, strict=True)):
+            if position and self.over():
+                return batch[position:]
+            try:
+                if result.status != "ok":
+                    self.keep(item, identity, result.status, result.message, result)
+                else:
+                    self.time(item, identity, result, folder)
+            finally:
+                if result.library:
+                    Path(result.library).unlink(missing_ok=True)
+        return []
+
+    def build(self, batch: list[tuple[CollectItem, Identity]], folder: Path) -> list[BuildResult]:
+        """A result for each; a candidate whose request cannot even be made has failed to build."""
+        results: dict[int, BuildResult] = {}
+        asked: list[int] = []
+
+        def requests() -> Iterator[BuildRequest]:
+            for position, (item, identity) in enumerate(batch):
+                text = candidate_text(identity)
+                try:
+                    made = self.request(item, text, folder / f"kernel{next(self.numbers)}.so")
+                except Exception as error:
+                    message = one_line(f"{type(error).__name__}: {error}")
+                    results[position] = BuildResult(item.key, text, "build_failed", message)
+                    continue
+                asked.append(position)
+                yield made
+
+        built = list(self.builder.build(requests()))
+        results.update(zip(asked, built, strict=True))
+        return [results[position] for position in range(len(batch))]
+
+    def time(self, item: CollectItem, identity: Identity, built: BuildResult, folder: Path) -> None:
+        """Check one built kernel against its reference, time it, keep the record."""
+        try:
+            expected = self.expect(item, built.arguments, folder)
+        except Exception as error:
+            self.stats = replace(self.stats, skipped=self.stats.skipped + 1)
+            self.tell(f"{item.candidate.group.label}: no reference ({one_line(str(error))})")
+            return
+        job = MeasureJob(
+            item.key,
+            candidate_text(identity),
+            built.library,
+            built.function,
+            built.arguments,
+            None if expected is None else str(expected),
+            self.settings.tolerance,
+            self.settings.seed,
+            nearer_reference(item.candidate),
+            self.settings.limits,
+        )
+        for result in self.runner.measure([job]):
+            self.keep(item, identity, result.status, result.message, built, result)
+
+    def expect(self, item: CollectItem, arguments: tuple[ArgumentSpec, ...], folder: Path) -> Path | None:
+        """The file with the right outputs; computed once for the configurations of one group."""
+        if self.reference is None:
+            return None
+        group = item.candidate.group
+        key = (id(group.graph), group, arguments)
+        if key in self.expected:
+            self.expected.move_to_end(key)
+            return self.expected[key]
+        outputs = self.reference(item.candidate, fill_inputs(arguments, self.settings.seed))
+        path = folder / f"expected{next(self.numbers)}.npz"
+        np.savez(path, *[np.asarray(array) for array in outputs])
+        self.expected[key] = path
+        if len(self.expected) > _REFERENCES_KEPT:
+            self.expected.popitem(last=False)[1].unlink()
+        return path
+
+    def keep(
+        self,
+        item: CollectItem,
+        identity: Identity,
+        status: str,
+        message: str,
+        built: BuildResult,
+        result: MeasureResult | None = None,
+    ) -> None:
+        """Add the record, and the group's form with its first one."""
+        form = f"{identity.workload} {identity.layouts}"
+        if form not in self.known:
+            self.store.add_form(Form(identity.workload, identity.layouts, group_to_text(item.candidate.group)))
+            self.known.add(form)
+        self.store.add(
+            Record(
+                identity.workload,
+                identity.hardware,
+                identity.family,
+                identity.family_version,
+                identity.config,
+                identity.layouts,
+                status,
+                message,
+                result.samples if result else (),
+                result.reference_samples if result else {},
+                result.reference if result else nearer_reference(item.candidate),
+                self.versions["tvm"],
+                self.versions["autofuse"],
+                built.tir_digest,
+            )
+        )
+        s = self.stats
+        if status == "ok":
+            self.stats = replace(s, measured=s.measured + 1)
+            self.tell(item.candidate.group.label)
+        else:
+            said = one_line(f"{item.candidate.group.label} ({candidate_text(identity)}): {status}: {message}")
+            self.stats = replace(s, failed=s.failed + 1, failures=(*s.failures, said))
+            self.tell(said)
+
+    def tell(self, what: str) -> None:
+        if self.progress is not None:
+            self.progress(replace(self.stats, seconds=self.elapsed()), what)

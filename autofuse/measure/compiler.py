@@ -1,0 +1,34 @@
+"""What runs in a builder's child process: takes a request with scheduled TIR, leaves a library. Needs TVM."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from autofuse.measure.builder import tir_digest
+from autofuse.measure.child import Handler
+
+
+def factory(*setup: str) -> Handler:
+    """The handler of build requests; the functions named in `setup` ("module:function") are called first."""
+    for entry in setup:
+        module, _, name = entry.partition(":")
+        getattr(importlib.import_module(module), name)()
+
+    def handle(request: dict[str, Any]) -> dict[str, Any]:
+        library = Path(request["library"])
+        module = tvm.script.from_source(request["payload"])
+        if tir_digest(module[request["function"]]) != request["tir_digest"]:
+            raise ValueError("the scheduled code does not survive its text form")
+        with tvm.transform.PassContext(opt_level=3, config=request["options"]):
+            built = tvm.compile(module, target=tvm.target.Target(request["target"]))
+        # The name must end in .so: the linker is told by it what to make.
+        temporary = library.with_name(f"partial-{library.name}")
+        built.export_library(str(temporary))
+        temporary.replace(library)
+        return {}
+
+    return handle

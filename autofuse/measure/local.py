@@ -1,0 +1,44 @@
+"""The runner of this machine: one long-lived child process loads, checks and times kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from autofuse.measure.jobs import MeasureJob, MeasureResult, samples_from
+from autofuse.measure.process import ChildProcess, Outcome
+from autofuse.measure.runner import Runner
+
+
+def thread_environment(threads: int) -> dict[str, str]:
+    """What TVM's thread pool reads once, before its first kernel: all `threads`, and none pinned to a processor."""
+    return {"TVM_NUM_THREADS": str(threads), "TVM_BIND_THREADS": "0"}
+
+
+class LocalRunner(Runner):
+    """Measures with a pool of `threads`. A kernel that crashes or hangs takes the child with it; another is started."""
+
+    def __init__(self, threads: int) -> None:
+        self._child = ChildProcess("autofuse.measure.worker:factory", environment=thread_environment(threads))
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process number while it runs."""
+        return self._child.pid
+
+    def measure(self, jobs: Iterable[MeasureJob]) -> Iterator[MeasureResult]:
+        for job in jobs:
+            yield _result(job, self._child.request(job.to_dict(), job.limits.timeout))
+
+    def close(self) -> None:
+        self._child.close()
+
+
+def _result(job: MeasureJob, outcome: Outcome) -> MeasureResult:
+    if outcome.status != "ok":
+        status = "crashed" if outcome.status == "failed" else outcome.status
+        return MeasureResult.failure(job, status, outcome.message)
+    value = outcome.value
+    if value["status"] != "ok":
+        return MeasureResult.failure(job, value["status"], value["message"])
+    references = {name: samples_from(times) for name, times in value["references"].items()}
+    return MeasureResult(job.key, job.candidate, "ok", "", samples_from(value["samples"]), references, job.reference)

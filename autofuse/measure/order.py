@@ -1,0 +1,54 @@
+"""In which order candidates are measured: takes items and a cost model, gives the items, most useful first.
+
+A run may be cut short at any moment, so what it has then should be worth most: what plans use now, then what could
+save most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autofuse.cost.model import Candidate, CostModel
+
+
+@dataclass(frozen=True)
+class CollectItem:
+    """A candidate to measure: its workload key, the canonical text behind the key, and a model that contains it.
+
+    `planned`: a present plan (greedy's, the best known) uses this group.
+    """
+
+    candidate: Candidate
+    key: str
+    text: str
+    model: str
+    planned: bool = False
+
+
+def in_order(items: Sequence[CollectItem], costs: CostModel) -> list[CollectItem]:
+    """Planned groups first, then the others; inside each, by expected value, ties in the order given.
+
+    The value of a planned group is its predicted time: where most time goes, knowing it exactly is worth most. That of
+    another is the time that it is predicted to save over its operators alone. A group's later configurations are worth
+    1/2, 1/3 ... of that: its first ones are the families' best guesses, and other groups come before them.
+    """
+    predicted = costs.costs([item.candidate for item in items])
+    alone: dict[tuple[int, int], float] = {}
+    for item, cost in zip(items, predicted, strict=True):
+        group = item.candidate.group
+        if len(group.members) == 1:
+            operator = (id(group.graph), group.members[0])
+            alone[operator] = min(alone.get(operator, math.inf), float(cost))
+    seen: dict[tuple[str, bool], int] = {}
+    ranked: list[tuple[bool, float, int, CollectItem]] = []
+    for position, (item, cost) in enumerate(zip(items, predicted, strict=True)):
+        group = item.candidate.group
+        rank = seen[item.key, item.planned] = seen.get((item.key, item.planned), 0) + 1
+        value = float(cost) if math.isfinite(cost) else 0.0
+        if not item.planned:
+            apart = sum(alone.get((id(group.graph), member), 0.0) for member in group.members)
+            value = max(apart - value, 0.0) if math.isfinite(apart) and math.isfinite(cost) else 0.0
+        ranked.append((not item.planned, -value / rank, position, item))
+    return [entry[3] for entry in sorted(ranked, key=lambda entry: entry[:3])]

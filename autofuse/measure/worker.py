@@ -1,0 +1,72 @@
+"""What runs in the child process of the local runner: takes a job, gives samples or what was wrong. Needs TVM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+from numpy.typing import NDArray
+
+from autofuse.measure.child import Handler
+from autofuse.measure.jobs import MeasureJob, fill_inputs
+from autofuse.measure.references import build_references
+from autofuse.measure.timing import take_samples
+
+
+def factory() -> Handler:
+    """The handler of measuring jobs; the reference kernels are built once, here."""
+    references = build_references()
+
+    def handle(request: dict[str, Any]) -> dict[str, Any]:
+        job = MeasureJob.from_dict(request)
+        kernel = tvm.runtime.load_module(job.library)[job.function]
+        inputs = iter(fill_inputs(job.arguments, job.seed))
+        arrays = [_poison(a.shape, a.dtype) if a.output else next(inputs) for a in job.arguments]
+        tensors = [tvm.runtime.tensor(array) for array in arrays]
+        kernel(*tensors)
+        if job.expected is not None:
+            outputs = [t.numpy() for t, a in zip(tensors, job.arguments, strict=True) if a.output]
+            with np.load(job.expected, allow_pickle=False) as file:
+                expected = [file[f"arr_{i}"] for i in range(len(outputs))]
+            wrong = compare(outputs, expected, job.tolerance)
+            if wrong:
+                return {"status": "wrong", "message": wrong}
+        samples = take_samples(lambda: kernel(*tensors), references, job.reference, job.limits)
+        return {"status": "ok", "samples": samples.kernel, "references": samples.references}
+
+    return handle
+
+
+def _poison(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+    """An output as it is before the kernel ran: values that show where it did not write."""
+    kind = np.dtype(dtype)
+    if kind.kind == "f":
+        return np.full(shape, np.nan, kind)
+    return np.full(shape, 85, kind) if kind.kind in "iu" else np.ones(shape, kind)
+
+
+def compare(outputs: Sequence[NDArray[Any]], expected: Sequence[NDArray[Any]], tolerance: float) -> str:
+    """What is wrong with the outputs, "" if nothing: errors count relative to the largest expected value.
+
+    Not-a-number matches not-a-number and infinities match themselves; integers must be equal.
+    """
+    for i, (out, want) in enumerate(zip(outputs, expected, strict=True)):
+        if out.shape != want.shape:
+            return f"output {i}: shape {out.shape}, expected {want.shape}"
+        same = (out == want) | ((out != out) & (want != want))
+        finite = np.isfinite(want)
+        scale = float(np.max(np.abs(want[finite]), initial=0.0))
+        with np.errstate(invalid="ignore"):
+            error = np.where(same, 0.0, np.abs(out.astype(np.float64) - want.astype(np.float64)))
+        error = np.where(np.isfinite(error), error, np.inf)
+        allowed = tolerance * scale if out.dtype.kind == "f" else 0.0
+        worst = float(np.max(error, initial=0.0))
+        if worst > allowed:
+            at = tuple(int(k) for k in np.unravel_index(int(np.argmax(error)), error.shape))
+            return (
+                f"output {i}: {int(np.sum(error > allowed))} of {error.size} values are wrong, worst at {at}: "
+                f"{out[at]!s} instead of {want[at]!s} (largest expected {scale:.4g})"
+            )
+    return ""
