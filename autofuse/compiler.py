@@ -177,7 +177,7 @@ def compile_model(
     batch: int | None = None,
     threads: int | None = None,
     plan: Plan | str | Path | None = None,
-    thresholds: Thresholds | None = None,
+    thresholds: Thresholds | str | Path | None = None,
     max_memory: float | None = None,
     compile_allowance: float | None = None,
     fuel: int | None = None,
@@ -210,6 +210,10 @@ def compile_model(
     tell("searching")
     start = time.perf_counter()
     costs = choose_cost_model(analysed, cost_model, predictor, db)
+    if isinstance(thresholds, str | Path):
+        from autofuse.search.thresholds import load_thresholds
+
+        thresholds = load_thresholds(thresholds)
     problem = problem_of(analysed, costs, thresholds, int((max_memory or 0) * 1e6))
     if plan is not None:
         result = follow_plan(plan, problem, analysed)

@@ -79,12 +79,9 @@ def json_option(function: F) -> F:
 
 def compile_arguments(given: dict[str, Any]) -> dict[str, Any]:
     """The values of `compile_options` as keyword arguments of `autofuse.compile`."""
-    from autofuse.search.thresholds import load_thresholds
-
     arguments = {k: given[k] for k in ("target", "strategy", "cost_model", "predictor", "db", "threads", "batch")}
-    arguments |= {k: given[k] for k in ("plan", "max_memory", "compile_allowance", "fuel", "dump_ir")}
+    arguments |= {k: given[k] for k in ("plan", "max_memory", "compile_allowance", "fuel", "dump_ir", "thresholds")}
     arguments["input_shapes"] = input_shapes(given["shapes"])
-    arguments["thresholds"] = load_thresholds(given["thresholds"]) if given["thresholds"] else None
     return arguments
 
 

@@ -1,0 +1,85 @@
+"""`autofuse bench`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from autofuse.cli.options import compile_options, input_shapes, json_option, print_json
+from autofuse.errors import EngineError
+
+
+@click.command("bench")
+@click.argument("model")
+@compile_options
+@click.option(
+    "--against",
+    default="greedy,none,onnxruntime,openvino",
+    show_default=True,
+    help="Other engines: also dp, hybrid, interval, tvm-greedy, tvm-default, torch-compile.",
+)
+@click.option("--rounds", type=click.IntRange(min=1), help="Rounds in which every engine takes its turn.")
+@click.option("--budget", type=float, metavar="SECONDS", help="Time for the rounds.")
+@json_option
+def command(model: str, against: str, rounds: int | None, budget: float | None, as_json: bool, **given: Any) -> None:
+    """Time MODEL under autofuse and its peers, interleaved round by round in one run, and check every output."""
+    from rich.console import Console
+
+    from autofuse import bench
+
+    for name in ("plan", "dump_ir"):
+        if given[name]:
+            raise EngineError(f"--{name.replace('_', '-')} belongs to `autofuse compile`, bench does not take it")
+    engines = ["autofuse", *(name for name in against.split(",") if name)]
+    keys = (
+        "target",
+        "strategy",
+        "cost_model",
+        "predictor",
+        "db",
+        "max_memory",
+        "compile_allowance",
+        "fuel",
+        "thresholds",
+    )
+    options = {k: given[k] for k in keys if given[k] is not None}
+    with _progress() as progress:
+        result = bench.run(
+            model,
+            engines=engines,
+            threads=given["threads"],
+            batch=given["batch"],
+            rounds=rounds,
+            budget=budget,
+            compile_options=options,
+            input_shapes=input_shapes(given["shapes"]),
+            progress=progress,
+        )
+    if as_json:
+        print_json(result.to_json())
+        return
+    from autofuse.bench.table import bench_table
+
+    Console().print(bench_table(result))
+
+
+class _progress:
+    """A bar on stderr, nothing when it is no terminal."""
+
+    def __enter__(self) -> Any:
+        from rich.console import Console
+        from rich.progress import Progress
+
+        console = Console(stderr=True)
+        self._bar = Progress(console=console, transient=True) if console.is_terminal else None
+        if self._bar is None:
+            return None
+        bar = self._bar
+        bar.start()
+        task = bar.add_task("starting", total=None)
+        return lambda text, done, total: bar.update(task, description=text, completed=done, total=total)
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()

@@ -1,0 +1,95 @@
+"""`autofuse doctor`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from typing import Any
+
+import click
+
+from autofuse.cli.options import json_option, print_json
+
+_PACKAGES = (
+    "apache-tvm", "apache-tvm-ffi", "numpy", "onnx", "onnxslim", "xgboost-cpu", "scikit-learn", "optuna", "sqlite-utils",
+    "onnxruntime", "openvino", "torch",
+)  # fmt: skip
+_OPTIONAL = {"onnxruntime": "autofuse[bench]", "openvino": "autofuse[bench]", "torch": "autofuse[torch]"}
+
+
+@click.command("doctor")
+@click.option("--target", default="llvm", show_default=True)
+@click.option("--threads", type=click.IntRange(min=1), help="Size of the thread pool (default: all processors).")
+@click.option("--calibrate", is_flag=True, help="Measure this machine (under a minute) and keep the result.")
+@json_option
+def command(target: str, threads: int | None, calibrate: bool, as_json: bool) -> None:
+    """Say what autofuse sees of this machine, and what is missing."""
+    from dataclasses import asdict
+
+    from autofuse.target import fingerprint, load_hardware, resolve
+    from autofuse.target.hardware_file import hardware_path, save_hardware
+
+    chosen = resolve(target, threads)
+    row = fingerprint(chosen.threads)
+    if calibrate:
+        save_hardware(_measure(chosen.threads), row)
+    path = hardware_path(row)
+    hardware = load_hardware(chosen)
+    packages = {name: _version(name) for name in _PACKAGES}
+    if as_json:
+        print_json(
+            {
+                "target": chosen.description,
+                "isa": chosen.isa,
+                "python": sys.version.split()[0],
+                "packages": packages,
+                "hardware_row": {**row.to_json(), "digest": row.digest},
+                "calibrated": path.exists(),
+                "calibration_file": str(path),
+                "hardware": asdict(hardware),
+            }
+        )
+        return
+    click.echo(f"target        {chosen.text} ({chosen.isa}, {chosen.threads} threads)")
+    click.echo(f"hardware      {row.model_name or row.vendor} (row {row.digest})")
+    click.echo(
+        f"caches        L1 {row.l1_bytes >> 10} KiB, L2 {row.l2_bytes >> 10} KiB a core; L3 {row.l3_bytes >> 20} MiB"
+    )
+    if path.exists():
+        click.echo(f"calibration   {path}")
+    else:
+        click.echo("calibration   none: defaults are used; measure with `autofuse doctor --calibrate`")
+    rates = asdict(hardware)
+    click.echo(
+        f"rates         {2 * rates['fma_per_second'] / 1e9:.0f} GFLOP/s a core; memory"
+        f" {rates['memory_bandwidth'] / 1e9:.1f} GB/s, L3 {rates['l3_bandwidth'] / 1e9:.0f}, L2"
+        f" {rates['l2_bandwidth'] / 1e9:.0f}, L1 {rates['l1_bandwidth'] / 1e9:.0f} GB/s a core;"
+        f" parallel region {rates['parallel_overhead'] * 1e6:.1f} µs"
+    )
+    for name, version in packages.items():
+        if version is None:
+            hint = f"pip install '{_OPTIONAL[name]}'" if name in _OPTIONAL else "pip install autofuse again"
+            click.echo(f"{name:13s} missing ({hint})")
+        else:
+            click.echo(f"{name:13s} {version}")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _measure(threads: int) -> Any:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from autofuse.measure.calibrate import calibrate
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return calibrate(threads)
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("calibrating", total=1.0)
+        return calibrate(threads, lambda step, share: progress.update(task, completed=share, description=step))
