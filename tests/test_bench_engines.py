@@ -185,6 +185,8 @@ def test_bad_arguments_are_refused_before_anything_starts() -> None:
         bench.run(tiny_model(), engines=[])
     with pytest.raises(EngineError, match="rounds must be"):
         bench.run(tiny_model(), engines=["onnxruntime"], rounds=0)
+    with pytest.raises(EngineError, match="option 'cost_model' is a object"):
+        bench.run(tiny_model(), engines=["autofuse"], compile_options={"cost_model": object()})
     with pytest.raises(InputError, match=r"'x' must have shape \[1, 3, 6, 6\]"):
         bench.run(tiny_model(), engines=["onnxruntime"], inputs={"x": np.zeros((1, 3), np.float32)})
     with pytest.raises(InputError, match="no input 'z'"):

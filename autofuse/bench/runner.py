@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import tempfile
 import time
@@ -98,7 +99,7 @@ def run(
         raise EngineError(f"rounds must be 1 or more, not {chosen.rounds}")
     saved = {name: str(Path(path).resolve()) for name, path in (executables or {}).items()}
     specs = engine_specs(
-        engines, compile_options=compile_options or {}, executables=saved, extra_peers=extra_peers or {}
+        engines, compile_options=_plain(compile_options or {}), executables=saved, extra_peers=extra_peers or {}
     )
     if not specs:
         raise EngineError("no engine to run: name at least one")
@@ -109,6 +110,20 @@ def run(
         case = make_case(model, Path(folder), input_shapes=input_shapes, batch=batch, inputs=inputs, seed=seed)
         result = measure(case, specs, threads=threads, pace=chosen, timeout=engine_timeout, progress=progress)
     return replace(result, batch=batch, seconds=time.perf_counter() - start)
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as they cross to another process: paths as text, None left out; EngineError on what cannot cross."""
+    plain = {key: str(value) if isinstance(value, os.PathLike) else value for key, value in options.items()}
+    for key, value in plain.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError):
+            raise EngineError(
+                f"compile option {key!r} is a {type(value).__name__}, which cannot be sent to an engine's process:"
+                " compile and save the model first, and pass its path in `executables`"
+            ) from None
+    return {key: value for key, value in plain.items() if value is not None}
 
 
 def default_threads() -> int:
