@@ -230,7 +230,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RecordStor
         yield made
 
 
-ITEMS = [item(chain([kind, "relu"]), scale) for kind in ("a", "b", "c") for scale in (1, 2, 3)]
+ITEMS = [item(group, scale) for group in (chain([k, "relu"]) for k in "abc") for scale in (1, 2, 3)]
 
 
 class TestCollection:
