@@ -75,6 +75,27 @@ def _with_tensors(call: Any, tensors: Sequence[Any]) -> list[Any]:
     return args
 
 
+# Operators whose axes a schedule has to know, and what the attribute is called.
+_AXES = {
+    "sum": "axis", "mean": "axis", "max": "axis", "min": "axis", "prod": "axis", "variance": "axis", "std": "axis",
+    "nn.softmax": "axis", "nn.log_softmax": "axis", "nn.layer_norm": "axes", "nn.rms_norm": "axes",
+    "permute_dims": "axes",
+}  # fmt: skip
+
+
+def _axes(call: Any) -> dict[str, object] | None:
+    """The axes that a reduction reduces over or that a permutation takes in turn, none of them negative."""
+    name = _AXES.get(call.op.name.removeprefix("relax."))
+    if name is None:
+        return None
+    rank = len(call.args[0].ty.shape.values)
+    axes = getattr(call.attrs, name)
+    if axes is None:
+        return {"axes": list(range(rank))[::-1] if name == "axes" else list(range(rank))}
+    axes = [axes] if isinstance(axes, int) else list(axes)
+    return {"axes": [int(a) % rank for a in axes]}
+
+
 def _as_it_is(state: Lowering, call: Any, hint: str) -> Value | tuple[Value, ...]:
     """In the model's own layout, by TVM's legalisation; kept as a call where there is none."""
     values, literals = _tensor_args(state, call)
@@ -91,6 +112,7 @@ def _as_it_is(state: Lowering, call: Any, hint: str) -> Value | tuple[Value, ...
                 layout=PLAIN,
                 hint=hint,
                 literals=literals,
+                attrs=_axes(call),
             )
             if done is not None:
                 return done
