@@ -282,7 +282,9 @@ def test_a_workload_survives_its_journey_as_json(case: BenchCase) -> None:
 def test_inputs_are_aligned_copies(shape: tuple[int, ...]) -> None:
     source = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
     copy = aligned_copy(source)
-    assert copy.ctypes.data % 64 == 0 and copy.flags.c_contiguous and copy.shape == source.shape
+    # Nothing is ever loaded from an empty array, and numpy puts a slice of no elements where it likes.
+    assert copy.ctypes.data % 64 == 0 or not source.size
+    assert copy.flags.c_contiguous and copy.shape == source.shape
     np.testing.assert_array_equal(copy, source)
 
 
