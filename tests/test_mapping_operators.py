@@ -327,6 +327,15 @@ def test_large_shapes_keep_their_types_and_counts() -> None:
     assert (access.mapping, access.reads_per_output, access.uses_per_element) == (O2M, 1, 2)
 
 
+@pytest.mark.parametrize("name", ["softmax", "layer_norm"])
+def test_long_rows_are_counted_as_short_ones_are(name: str) -> None:
+    shapes = {"softmax": ((3, 300),), "layer_norm": ((3, 300), (300,), (300,))}[name]
+    module = compare.legalised(compare.Case(CASES[name].make, shapes))
+    access = build_graph(module, name).graph.operators[0].accesses[0]
+    assert (access.mapping, access.reason) == (M2O, ROW_LOCAL)
+    assert (access.reads_per_output, access.uses_per_element) == (300, 300)
+
+
 def test_analysis_does_not_depend_on_names_and_is_remembered() -> None:
     te = tvm.te
 

@@ -106,14 +106,11 @@ class _Classifier:
 
     def parts(self) -> list[_Part]:
         """Splits variables and dimensions into sets that no index and no guard connects."""
-        used: dict[int, int] = {}
-        for m in self.maps:
-            for expr in (*m.indices, *m.guards):
-                for var in variables(expr):
-                    used[var] = self.extent(var)
-        total = math.prod(used.values())
-        if len(self.maps) > 1 and total <= EXACT_POINTS // len(self.maps):
-            return [self.part(used, range(len(self.shape)))]
+        used = dict.fromkeys(v for m in self.maps for expr in (*m.indices, *m.guards) for v in sorted(variables(expr)))
+        if len(self.maps) > 1:
+            together = self.part(used, range(len(self.shape)))
+            if self.points(together) <= EXACT_POINTS:
+                return [together]
         parent: dict[object, object] = {}
 
         def root(node: object) -> object:
@@ -145,6 +142,19 @@ class _Classifier:
             tuple(dims),
         )
 
+    def own(self, m: IndexMap, part: _Part) -> list[int]:
+        """The reduction variables of a part that one map depends on."""
+        used = {v for d in part.dims for v in variables(m.indices[d])}
+        used.update(v for g in self.guards_of(m, part) for v in variables(g))
+        return [v for v in part.reduction if v in used]
+
+    def volume(self, variables_: Iterable[int]) -> int:
+        return math.prod(self.extent(v) for v in variables_)
+
+    def points(self, part: _Part) -> int:
+        """How many reads an enumeration of the part looks at."""
+        return self.volume(part.spatial) * sum(self.volume(self.own(m, part)) for m in self.maps)
+
     def extent(self, var: int) -> int:
         return self.spatial[var] if var in self.spatial else self.access.reductions[var]
 
@@ -154,30 +164,27 @@ class _Classifier:
             (expr,) = (self.maps[0].indices[d] for d in part.dims) if len(part.dims) == 1 else (None,)
             if expr is not None and expr[0] == "v":
                 return (1, 1) if part.spatial else (extents[0], 1)
-        if math.prod(extents) * len(self.maps) <= EXACT_POINTS:
-            elements, _ = self.enumerate(part)
-            return _exact_counts(elements)
+        if self.points(part) <= EXACT_POINTS:
+            return _exact_counts(self.enumerate(part))
         return self.sampled_counts(part)
 
     def guards_of(self, m: IndexMap, part: _Part) -> list[Expr]:
         inside = {*part.spatial, *part.reduction}
         return [g for g in m.guards if variables(g) & inside]
 
-    def enumerate(self, part: _Part) -> tuple[Ints, int]:
+    def enumerate(self, part: _Part) -> Ints:
         """Element numbers, one row a spatial point, one column a reduction point of each map; -1 where not read."""
-        names = (*part.spatial, *part.reduction)
-        values: dict[int, Any] = {}
-        for i, var in enumerate(names):
-            shape = [1] * len(names)
-            shape[i] = self.extent(var)
-            values[var] = np.arange(self.extent(var), dtype=np.int64).reshape(shape)
-        rows = math.prod(self.extent(v) for v in part.spatial)
+        rows = self.volume(part.spatial)
         columns = []
         for m in self.maps:
-            used = frozenset().union(*(variables(m.indices[d]) for d in part.dims), *(variables(g) for g in m.guards))
-            grid = tuple(self.extent(v) if v in part.spatial or v in used else 1 for v in names)
+            names = (*part.spatial, *self.own(m, part))
+            grid = tuple(self.extent(v) for v in names)
+            values: dict[int, Any] = {
+                var: np.arange(extent, dtype=np.int64).reshape([extent if i == n else 1 for n in range(len(names))])
+                for i, (var, extent) in enumerate(zip(names, grid, strict=True))
+            }
             columns.append(self.elements(m, part, values, grid).reshape(rows, -1))
-        return np.concatenate(columns, axis=1), rows
+        return np.concatenate(columns, axis=1)
 
     def elements(self, m: IndexMap, part: _Part, values: dict[int, Any], grid: tuple[int, ...]) -> Ints:
         flat: Any = np.zeros((1,) * len(grid), np.int64)
@@ -195,45 +202,46 @@ class _Classifier:
         of the axes multiplied; with the pigeonhole bound (reads of all outputs over elements) as the floor.
         """
         generator = np.random.default_rng(0)
-        inner = math.prod(self.extent(v) for v in part.reduction)
-        outer = max(8, min(256, EXACT_POINTS // max(inner, 1)))
+        widest = max(self.volume(self.own(m, part)) for m in self.maps)
+        outer = max(8, min(256, EXACT_POINTS // widest))
         base = {v: generator.integers(0, self.extent(v), outer) for v in part.spatial}
-        if inner <= EXACT_POINTS:
-            grid = np.unravel_index(np.arange(inner), [self.extent(v) for v in part.reduction] or [1])
-        else:
-            grid = tuple(generator.integers(0, self.extent(v), SAMPLE_POINTS) for v in part.reduction)
-        points = {v: base[v][:, None] for v in part.spatial}
-        points.update({v: g[None, :].astype(np.int64) for v, g in zip(part.reduction, grid, strict=False)})
-        width = len(grid[0])
-        rows = [self.elements(m, part, points, (outer, width)) for m in self.maps]
-        reads, _ = _exact_counts(np.concatenate(rows, axis=1))
-        if inner > width:
-            reads = max(1, round(reads * inner / width))
+        lines = {v: base[v][:, None] for v in part.spatial}
+        reads, _ = _exact_counts(self.reads_at(part, lines, outer, EXACT_POINTS, generator))
+        if widest > EXACT_POINTS:
+            reads = max(1, round(reads * widest / EXACT_POINTS))
         uses = 1
-        outputs = math.prod(self.extent(v) for v in part.spatial)
         for var in part.spatial:
             uses *= self.uses_along(part, var, base, generator)
+        outputs = self.volume(part.spatial)
         elements = math.prod(self.shape[d] for d in part.dims)
         if not any(self.guards_of(m, part) for m in self.maps):
             uses = max(uses, -(-outputs * reads // max(elements, 1)))
         return max(reads, 1), min(uses, outputs)
 
+    def reads_at(
+        self, part: _Part, points: dict[int, Any], rows: int, most: int, generator: np.random.Generator
+    ) -> Ints:
+        """What the maps read at spatial points (columns of values), over at most `most` reduction points a map."""
+        columns = []
+        for m in self.maps:
+            own = self.own(m, part)
+            extents = [self.extent(v) for v in own] or [1]
+            inner = math.prod(extents)
+            chosen = np.arange(inner) if inner <= most else generator.integers(0, inner, most)
+            picks = np.unravel_index(chosen, extents)
+            values = {**points, **{v: p[None, :].astype(np.int64) for v, p in zip(own, picks, strict=False)}}
+            columns.append(self.elements(m, part, values, (rows, len(chosen))))
+        return np.concatenate(columns, axis=1)
+
     def uses_along(self, part: _Part, var: int, base: dict[int, Ints], generator: np.random.Generator) -> int:
-        """Outputs on one line along `var` that read the same element, the largest count."""
+        """Outputs on one line along `var` that read the same element, the largest count over a few lines."""
         length = min(self.extent(var), SAMPLE_POINTS)
-        lines = min(4, len(next(iter(base.values()))))
-        points: dict[int, Any] = {v: base[v][:lines, None, None] for v in part.spatial if v != var}
-        points[var] = np.arange(length, dtype=np.int64)[None, :, None]
-        inner = math.prod(self.extent(v) for v in part.reduction)
-        width = min(inner, 64)
-        picks = np.unravel_index(
-            np.arange(inner) if inner == width else generator.integers(0, inner, width),
-            [self.extent(v) for v in part.reduction] or [1],
-        )
-        points.update({v: p[None, None, :].astype(np.int64) for v, p in zip(part.reduction, picks, strict=False)})
-        rows = [self.elements(m, part, points, (lines, length, width)) for m in self.maps]
-        together = np.concatenate(rows, axis=2)
-        return max(_exact_counts(line)[1] for line in together) or 1
+        most = 1
+        for line in range(4):
+            points: dict[int, Any] = {v: base[v][line : line + 1, None] for v in part.spatial}
+            points[var] = np.arange(length, dtype=np.int64)[:, None]
+            most = max(most, _exact_counts(self.reads_at(part, points, length, 64, generator))[1])
+        return most
 
     # -- one element to one element -----------------------------------------------------------------------------
 
