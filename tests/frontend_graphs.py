@@ -14,7 +14,9 @@ from autofuse.frontend import PreparedModel, prepare
 
 
 def node(op: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> onnx.NodeProto:
-    return helper.make_node(op, list(inputs), list(outputs), name=attributes.pop("name", f"{op}_{outputs[0]}"), **attributes)
+    return helper.make_node(
+        op, list(inputs), list(outputs), name=attributes.pop("name", f"{op}_{outputs[0]}"), **attributes
+    )
 
 
 def model(

@@ -105,6 +105,17 @@ def test_control_flow_is_refused_by_name(capfd: pytest.CaptureFixture[str]) -> N
     assert "'fork'" in _line(capfd, source, ModelError)
 
 
+def test_training_mode_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    source = model(
+        [node("BatchNormalization", ["x", "g", "g", "g", "g"], ["y", "m", "v"], name="norm", training_mode=1)],
+        {"x": [2, 3, 4, 4]},
+        ["y"],
+        {"g": np.ones(3, "float32")},
+    )
+    text = _line(capfd, source, ModelError)
+    assert "'norm'" in text and "training" in text
+
+
 def test_a_node_whose_shapes_do_not_fit_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     source = _small()
     source.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(weights(4, 5, 3, 3), "w"))
@@ -169,9 +180,7 @@ def test_a_batch_that_the_graph_does_not_allow(capfd: pytest.CaptureFixture[str]
 
 
 def test_a_side_input_that_must_be_constant(capfd: pytest.CaptureFixture[str]) -> None:
-    source = model(
-        [node("Resize", ["x", "", "s"], ["y"], name="grow")], {"x": [1, 2, 4, 4], "s": [4]}, ["y"], opset=18
-    )
+    source = model([node("Resize", ["x", "", "s"], ["y"], name="grow")], {"x": [1, 2, 4, 4], "s": [4]}, ["y"], opset=18)
     text = _line(capfd, source, ModelError)
     assert "'grow'" in text and "constant" in text
 

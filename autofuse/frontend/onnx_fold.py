@@ -97,7 +97,7 @@ def _constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
 def _fold_once(model: onnx.ModelProto) -> bool:
     graph = model.graph
     values = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer if _elements(t.dims) <= SMALL}
-    shapes = _static_shapes(graph)
+    shapes = static_shapes(graph)
     outputs = {value.name for value in graph.output}
     opsets = {entry.domain: entry.version for entry in model.opset_import}
     new: dict[str, Array] = {}
@@ -161,7 +161,7 @@ def _shape_value(node: onnx.NodeProto, shape: tuple[int, ...]) -> Array:
 
 def reject_empty(graph: onnx.GraphProto) -> None:
     """Raises InputError where a window (of a convolution, a pool) is larger than what it slides over."""
-    shapes = _static_shapes(graph)
+    shapes = static_shapes(graph)
     for node in graph.node:
         shape = shapes.get(node.output[0], ()) if node.op_type in _WINDOWED else ()
         if any(size < 1 for size in shape):
@@ -172,7 +172,8 @@ def reject_empty(graph: onnx.GraphProto) -> None:
             )
 
 
-def _static_shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
+def static_shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
+    """The shapes that inference found, of every tensor whose sizes are all known."""
     shapes: dict[str, tuple[int, ...]] = {t.name: tuple(t.dims) for t in graph.initializer}
     for value in [*graph.input, *graph.value_info, *graph.output]:
         tensor = value.type.tensor_type

@@ -18,12 +18,20 @@ from autofuse.frontend.converters import CONVERTERS
 from autofuse.frontend.onnx_shapes import model_inputs
 from autofuse.frontend.walk import abandon
 
+# TVM's converter of this name is for an operator of com.microsoft; ONNX's own is replaced by its definition.
+_OTHER_MEANING = {"Attention"}
 _CONTROL_FLOW = {"If", "Loop", "Scan"}
 
 
 def supported_operators() -> set[str]:
     """Names of the ONNX operators (default domain) that can be imported."""
-    return set(onnx_frontend._get_convert_map()) | set(CONVERTERS)
+    return (set(onnx_frontend._get_convert_map()) | set(CONVERTERS)) - _OTHER_MEANING
+
+
+def _is_supported(node: onnx.NodeProto, supported: set[str]) -> bool:
+    if node.domain in ("", "ai.onnx"):
+        return node.op_type in supported
+    return node.domain == "com.microsoft" and node.op_type in onnx_frontend._get_convert_map()
 
 
 def import_onnx(model: onnx.ModelProto) -> tvm.IRModule:
@@ -72,9 +80,11 @@ def _reject_unsupported(model: onnx.ModelProto) -> None:
                 f"{describe_node(node)}: control flow that depends on run-time values is not supported; "
                 "export the model with the branch fixed or the loop unrolled"
             )
-        if node.op_type not in supported:
+        if any(a.name == "training_mode" and a.i for a in node.attribute):
+            raise ModelError(f"{describe_node(node)}: is in training mode; export the model for inference")
+        if not _is_supported(node, supported):
             domain = f" of domain '{node.domain}'" if node.domain not in ("", "ai.onnx") else ""
-            others = sum(1 for other in model.graph.node if other.op_type not in supported) - 1
+            others = sum(1 for other in model.graph.node if not _is_supported(other, supported)) - 1
             more = f" (and {others} more unsupported nodes)" if others else ""
             raise ModelError(
                 f"{describe_node(node)}: operator {node.op_type}{domain} is not supported{more}; "

@@ -17,6 +17,7 @@ import onnx
 import onnx.inliner
 
 from autofuse.frontend.onnx_fold import SMALL, fold_constants, reject_empty
+from autofuse.frontend.onnx_pads import bake_pads
 
 # These either make the importer's result worse (MatMul + Add as Reshape, Gemm, Reshape) or do on ONNX what the
 # passes of this package do on Relax for every source (batch norm, scales and biases into the weights).
@@ -47,6 +48,7 @@ def slim_onnx(model: onnx.ModelProto, supported: set[str], strict: bool) -> onnx
     light, weights = _without_weights(model)
     light = fold_constants(_inline_unsupported(light, supported), strict)
     reject_empty(light.graph)
+    bake_pads(light.graph)
     light = fold_constants(_structural_slim(light))
     _restore_interface(light.graph, inputs, outputs, weights)
     return _with_weights(light, model, weights)

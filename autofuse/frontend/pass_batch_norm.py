@@ -15,15 +15,14 @@ from autofuse.frontend.walk import Scope, dtype_of, op_name, rewrite, static_sha
 def lower_batch_norm(module: tvm.IRModule) -> tvm.IRModule:
     """y = (x − mean) / sqrt(variance + epsilon) · gamma + beta, folded to x · scale + shift in float64.
 
-    The pass on scales then moves both into the weights of whatever produced x, where that is possible.
+    An operator marked as training is read as inference, as TVM's DecomposeOpsForInference does: Relax marks it so by
+    default. The pass on scales then moves both into the weights of whatever produced x, where that is possible.
     """
     return rewrite(module, _rule)
 
 
 def _rule(scope: Scope, call: Any) -> Any:
     if op_name(call) != "relax.nn.batch_norm" or not all(is_constant(arg) for arg in call.args[1:]):
-        return None
-    if bool(call.attrs.training):
         return None
     data = call.args[0]
     shape = static_shape(data)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from autofuse.frontend.converters import activation, einsum, normalization, recurrent, resize
+from autofuse.frontend.converters import activation, einsum, elementwise, normalization, recurrent, resize
 
 CONVERTERS: dict[str, Any] = {
     **activation.CONVERTERS,
     **einsum.CONVERTERS,
+    **elementwise.CONVERTERS,
     **normalization.CONVERTERS,
     **recurrent.CONVERTERS,
     **resize.CONVERTERS,
