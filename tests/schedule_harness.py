@@ -20,6 +20,7 @@ import tvm
 from tvm import relax, te, tirx
 
 from autofuse.graph.model import Access, Graph, Group, MappingType, Operator, Role, Tensor, Work
+from autofuse.lower.operators import conv2d_blocked, depthwise_conv2d_blocked, pool2d
 from autofuse.schedule.family import Configuration, ScheduleFamily
 from autofuse.target import Hardware
 
@@ -56,11 +57,10 @@ class Sketch:
     def source(
         self, shape: Sequence[int], role: Role = Role.INPUT, array: np.ndarray | None = None, scale: float = 1.0
     ) -> Value:
-        """A tensor from outside: `array`, or random numbers in [-scale, scale]."""
-        if array is None:
-            array = ((self.random.random(tuple(shape)) * 2 - 1) * scale).astype("float32")
-        index = len(self.tensors)
-        self.tensors.append(Tensor(index, f"t{index}", tuple(shape), "float32", role))
+        """A tensor from outside: `array` (its shape counts), or random numbers in [-scale, scale]."""
+        array = self.uniform(shape, scale) if array is None else array
+        index, shape = len(self.tensors), array.shape
+        self.tensors.append(Tensor(index, f"t{index}", shape, "float32", role))
         var = relax.Var(f"p{index}", relax.TensorType(list(shape), "float32"))
         value = Value(index, var, np.ascontiguousarray(array, "float32"))
         self.parameters.append(value)
@@ -142,6 +142,91 @@ class Sketch:
     def tanh(self, x: Value) -> Value:
         """tanh(x)."""
         return self.elementwise("tanh", tirx.tanh, np.tanh, x, special=True)
+
+    def conv2d(
+        self, data: Value, plain: np.ndarray, channels: int, kernel: Sequence[int], *, strides: Sequence[int] = (1, 1),
+        padding: Sequence[int] = (0, 0, 0, 0), dilation: Sequence[int] = (1, 1), groups: int = 1, lanes: int = 8,
+    ) -> Value:  # fmt: skip
+        """A blocked convolution; `plain` is what `data` holds, as [N, C, H, W]."""
+        inner = plain.shape[1] // groups
+        weight = self.uniform((channels, inner, *kernel), (inner * kernel[0] * kernel[1]) ** -0.5)
+        ib = lanes if data.answer.ndim == 5 else 1
+        packed = np.zeros((-(-channels // lanes) * lanes, -(-inner // ib) * ib, *kernel), "float32")
+        packed[:channels, :inner] = weight
+        packed = packed.reshape(packed.shape[0] // lanes, lanes, packed.shape[1] // ib, ib, *kernel)
+        constant = self.source((), Role.CONSTANT, packed.transpose(0, 2, 4, 5, 3, 1))
+        answer = convolve(plain, weight, strides, padding, dilation, groups)
+        attrs = {"strides": strides, "padding": padding, "dilation": dilation, "groups": groups}
+        work = Work(fma=int(answer.size) * inner * kernel[0] * kernel[1])
+        return self.op(
+            "nn.conv2d", conv2d_blocked, [data, constant], block(answer, lanes), work=work,
+            mappings=[MappingType.MANY_TO_MANY] * 2, attrs={**attrs, "variant": "blocked"}, **attrs,
+        )  # fmt: skip
+
+    def depthwise(
+        self, data: Value, plain: np.ndarray, kernel: Sequence[int], *, strides: Sequence[int] = (1, 1),
+        padding: Sequence[int] = (0, 0, 0, 0), dilation: Sequence[int] = (1, 1), lanes: int = 8,
+    ) -> Value:  # fmt: skip
+        """A blocked depthwise convolution; `plain` is what `data` holds, as [N, C, H, W]."""
+        channels = plain.shape[1]
+        weight = self.uniform((channels, 1, *kernel), (kernel[0] * kernel[1]) ** -0.5)
+        packed = np.zeros((-(-channels // lanes) * lanes, *kernel), "float32")
+        packed[:channels] = weight[:, 0]
+        packed = packed.reshape(-1, lanes, *kernel).transpose(0, 2, 3, 1)
+        constant = self.source((), Role.CONSTANT, packed)
+        answer = convolve(plain, weight, strides, padding, dilation, channels)
+        attrs = {"strides": strides, "padding": padding, "dilation": dilation}
+        return self.op(
+            "nn.conv2d", depthwise_conv2d_blocked, [data, constant], block(answer, lanes),
+            mappings=[MappingType.MANY_TO_MANY] * 2, work=Work(fma=int(answer.size) * kernel[0] * kernel[1]),
+            attrs={**attrs, "groups": channels, "variant": "depthwise"}, **attrs,
+        )  # fmt: skip
+
+    def pool(
+        self, data: Value, kind: str, window: Sequence[int], *, strides: Sequence[int] = (1, 1),
+        padding: Sequence[int] = (0, 0, 0, 0), ceil: bool = False, count_include_pad: bool = False,
+    ) -> Value:  # fmt: skip
+        """Max or average ("avg") pooling over axes 2 and 3."""
+        base = data.answer
+        size = [base.shape[2 + i] + padding[i] + padding[2 + i] for i in range(2)]
+        extent = []
+        for i in range(2):
+            count = size[i] - window[i]
+            steps = -(-count // strides[i]) if ceil else count // strides[i]
+            if ceil and steps * strides[i] >= base.shape[2 + i] + padding[i]:
+                steps -= 1  # a window may not start beyond the data
+            extent.append(steps + 1)
+        reach = [size[i] + strides[i] + window[i] for i in range(2)]
+        large = np.full((*base.shape[:2], *reach, *base.shape[4:]), -np.inf if kind == "max" else 0, "float32")
+        counted = np.zeros(reach)
+        area = tuple(slice(padding[i], padding[i] + base.shape[2 + i]) for i in range(2))
+        large[:, :, area[0], area[1]] = base
+        counted[(slice(0, size[0]), slice(0, size[1])) if count_include_pad else area] = 1
+        answer = np.zeros((*base.shape[:2], *extent, *base.shape[4:]), "float32")
+        for y in range(extent[0]):
+            for x in range(extent[1]):
+                at = (
+                    slice(y * strides[0], y * strides[0] + window[0]),
+                    slice(x * strides[1], x * strides[1] + window[1]),
+                )
+                part = large[:, :, at[0], at[1]]
+                answer[:, :, y, x] = part.max((2, 3)) if kind == "max" else part.sum((2, 3)) / max(1, counted[at].sum())
+
+        def build(tensor: te.Tensor) -> te.Tensor:
+            return pool2d(
+                tensor, kind=kind, window=window, strides=strides, padding=padding, dilation=(1, 1), extent=extent,
+                count_include_pad=count_include_pad,
+            )  # fmt: skip
+
+        attrs = {"pool_size": window, "strides": strides, "padding": padding, "dilation": (1, 1)}
+        work = Work(compare=int(answer.size) * window[0] * window[1])
+        return self.op(
+            f"nn.{kind}_pool2d", build, [data], answer, mappings=[MappingType.MANY_TO_ONE], attrs=attrs, work=work
+        )
+
+    def uniform(self, shape: Sequence[int], scale: float = 1.0) -> np.ndarray:
+        """Random numbers in [-scale, scale]."""
+        return ((self.random.random(tuple(shape)) * 2 - 1) * scale).astype("float32")
 
     def finish(self, *outputs: Value) -> Case:
         """The case whose group writes `outputs`."""

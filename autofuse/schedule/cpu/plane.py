@@ -67,17 +67,19 @@ def extents(window: W.Window, taps: tuple[int, int]) -> Plane:
 def configs(window: W.Window, p: Plane, hardware: Hardware) -> list[PlaneConfiguration]:
     """Column tiles that suit the row, padding inlined or computed by the task, whole planes or blocks of rows."""
     row = p.vectors(hardware)
-    most = min(8, hardware.vector_registers // 2, max(1, _MOST_UNROLLED // (p.kh * p.kw)))
+    most = min(7, hardware.vector_registers // 2, max(1, _MOST_UNROLLED // (p.kh * p.kw)))
     tiles = W.columns(row, most, 1, 4)[:2]
     dear = any(op.work.special or op.work.divide for op in window.prologue)
     choices = {(True, True): [1, 2], (True, False): [0, 1], (False, True): [1, 0], (False, False): [0]}
     pads = choices[window.padded, dear]
     elements = p.planes * p.oh * p.ow * p.lanes
     serial = elements * max(1, p.kh * p.kw // 4) < 16_384
-    # Whole planes when there are enough of them, else enough blocks of rows for every core.
+    # Whole planes when there are enough of them and they fit L1, else blocks of rows.
     wanted = max(1.0, 4.0 * hardware.cores / p.planes)
-    rows = [W.divisor_near(p.oh, max(1.0, p.oh / wanted))]
-    for other in (W.divisor_near(p.oh, max(1.0, p.oh / 4.0)), p.oh):
+    row_bytes = 4 * p.lanes * (p.width * p.strides[0] + p.ow)
+    fitting = max(1.0, hardware.l1_bytes / row_bytes)
+    rows = [W.divisor_near(p.oh, max(1.0, min(p.oh / wanted, fitting)))]
+    for other in (W.divisor_near(p.oh, max(1.0, p.oh / wanted)), W.divisor_near(p.oh, max(1.0, p.oh / 4.0)), p.oh):
         if other not in rows:
             rows.append(other)
     found: dict[PlaneConfiguration, None] = {}

@@ -1,0 +1,245 @@
+"""Convolution, depthwise convolution and pooling families: what they match, what they offer, and that it is right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schedule_harness import HARDWARE, Case, Role, Sketch, Value, block
+
+from autofuse.graph.model import Group, MappingType
+from autofuse.schedule import ScheduleError
+from autofuse.schedule.cpu.conv2d import Conv2dFamily
+from autofuse.schedule.cpu.depthwise import DepthwiseFamily
+from autofuse.schedule.cpu.pool import PoolFamily
+from autofuse.schedule.family import ScheduleFamily
+from autofuse.schedule.registry import families, family
+
+FEW = settings(max_examples=14, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+EPILOGUES = ("none", "relu", "mish", "residual", "outputs", "anchor_output")
+
+
+def epilogue(sketch: Sketch, value: Value, kind: str) -> tuple[Value, ...]:
+    """Elementwise operators after an anchor's result; the group's outputs."""
+    if kind == "none":
+        return (value,)
+    n, channels, rows, columns, lanes = value.answer.shape
+    biased = sketch.add(value, sketch.source((1, channels, 1, 1, lanes), Role.CONSTANT))
+    if kind == "relu":
+        return (sketch.relu(biased),)
+    if kind == "mish":
+        return (sketch.multiply(biased, sketch.tanh(sketch.softplus(biased))),)
+    if kind == "residual":
+        gate = sketch.source((n, channels, 1, 1, lanes))
+        other = sketch.relu(sketch.source((n, channels, rows, columns, lanes)))
+        return (sketch.relu(sketch.add(sketch.multiply(biased, gate), other)),)
+    if kind == "outputs":
+        positive = sketch.relu(biased)
+        return biased, positive, sketch.sigmoid(positive), sketch.multiply(positive, biased)
+    return value, sketch.relu(biased)
+
+
+def start(sketch: Sketch, shape: tuple[int, ...], prologue: str, plain: bool = False) -> tuple[Value, np.ndarray]:
+    """An input, maybe with an elementwise operator on it, and its values as [N, C, H, W]."""
+    values = sketch.uniform(shape)
+    data = sketch.source((), array=values if plain else block(values))
+    if prologue == "relu":
+        return sketch.relu(data), np.maximum(values, 0)
+    if prologue == "sigmoid":
+        # Channels that only pad a block read weights of zero, so what the operator makes of them does not matter.
+        return sketch.sigmoid(data), 1 / (1 + np.exp(-values))
+    return data, values
+
+
+def run_some(case: Case, chosen: ScheduleFamily, pick: int) -> None:
+    """Check one configuration out of those offered."""
+    offered = chosen.configs(case.group, HARDWARE)
+    case.check(chosen, [offered[pick % len(offered)]])
+
+
+extents = st.sampled_from([1, 2, 5, 7, 8, 9, 13, 14])
+wide = st.sampled_from([1, 4, 7, 8, 13, 14, 29, 31])
+
+
+@FEW
+@given(
+    n=st.sampled_from([1, 1, 3]), ic=st.sampled_from([8, 13, 16, 24]), oc=st.sampled_from([8, 17, 24, 32, 40]),
+    h=extents, w=wide, kernel=st.sampled_from([(1, 1), (3, 3), (3, 3), (1, 3), (5, 5)]),
+    stride=st.sampled_from([1, 1, 2, 3]), dilation=st.sampled_from([1, 1, 2]), pad=st.booleans(),
+    prologue=st.sampled_from(["", "", "relu", "sigmoid"]), after=st.sampled_from(EPILOGUES), pick=st.integers(0, 11),
+)  # fmt: skip
+def test_conv2d_is_right_on_any_shape(
+    n: int, ic: int, oc: int, h: int, w: int, kernel: tuple[int, int], stride: int, dilation: int, pad: bool,
+    prologue: str, after: str, pick: int,
+) -> None:  # fmt: skip
+    """Primes, one pixel, batches, strides, dilation, with work before and after: any configuration is right."""
+    reach = [(k - 1) * dilation for k in kernel]
+    pad = pad or h <= reach[0] or w <= reach[1]
+    padding = (reach[0] // 2, reach[1] // 2, reach[0] - reach[0] // 2, reach[1] - reach[1] // 2) if pad else (0,) * 4
+    sketch = Sketch(pick)
+    data, values = start(sketch, (n, ic, h, w), prologue)
+    result = sketch.conv2d(
+        data, values, oc, kernel, strides=(stride, stride), padding=padding, dilation=(dilation, dilation)
+    )
+    run_some(sketch.finish(*epilogue(sketch, result, after)), Conv2dFamily(), pick)
+
+
+@pytest.mark.parametrize("after", EPILOGUES)
+def test_every_configuration_of_a_padded_conv2d_is_right(after: str) -> None:
+    """A width that no tile divides and padding computed in each of its three ways."""
+    sketch = Sketch()
+    data, values = start(sketch, (1, 16, 6, 13), "")
+    result = sketch.conv2d(data, values, 32, (3, 3), padding=(1, 1, 1, 1))
+    case = sketch.finish(*epilogue(sketch, result, after))
+    offered = Conv2dFamily().configs(case.group, HARDWARE)
+    case.check(Conv2dFamily(), offered if after == "outputs" else offered[::4])
+
+
+def test_every_configuration_of_the_first_layer_is_right() -> None:
+    """Data in NCHW with three channels, stride 2."""
+    sketch = Sketch()
+    data, values = start(sketch, (2, 3, 15, 17), "", plain=True)
+    result = sketch.conv2d(data, values, 16, (3, 3), strides=(2, 2), padding=(1, 1, 1, 1))
+    sketch.finish(*epilogue(sketch, result, "relu")).check(Conv2dFamily())
+
+
+def test_grouped_conv2d_keeps_to_its_groups() -> None:
+    """A register tile never spans two groups."""
+    sketch = Sketch()
+    data, values = start(sketch, (1, 32, 5, 6), "relu")
+    result = sketch.conv2d(data, values, 48, (3, 3), padding=(1, 1, 1, 1), groups=2)
+    case = sketch.finish(*epilogue(sketch, result, "mish"))
+    assert all(3 % config.nb == 0 for config in Conv2dFamily().configs(case.group, HARDWARE))
+    case.check(Conv2dFamily(), Conv2dFamily().configs(case.group, HARDWARE)[::3])
+
+
+def test_input_channels_in_chunks_are_right() -> None:
+    """Many input channels: partial sums go through memory, whatever follows."""
+    sketch = Sketch()
+    data, values = start(sketch, (1, 512, 4, 7), "relu")
+    result = sketch.conv2d(data, values, 16, (3, 3), padding=(1, 1, 1, 1))
+    case = sketch.finish(*epilogue(sketch, result, "outputs"))
+    chunked = [c for c in Conv2dFamily().configs(case.group, HARDWARE) if c.chunk > 1]
+    assert chunked
+    case.check(Conv2dFamily(), chunked[:4], tolerance=1e-4)
+
+
+def test_accumulators_fit_the_registers() -> None:
+    """No configuration needs more vector registers than there are."""
+    for channels, width in ((64, 56), (40, 28), (24, 7), (512, 14), (17, 31)):
+        sketch = Sketch()
+        data, values = start(sketch, (1, 16, 4, width), "")
+        case = sketch.finish(sketch.conv2d(data, values, channels, (1, 1)))
+        for config in Conv2dFamily().configs(case.group, HARDWARE):
+            shape = Conv2dFamily().shape(case.group, config, HARDWARE)
+            assert shape.accumulators + config.nb + 1 <= HARDWARE.vector_registers
+
+
+def test_kernel_shape_counts_the_whole_group() -> None:
+    """Compulsory traffic is every operand and result once; tasks are what the pool gets."""
+    sketch = Sketch()
+    data, values = start(sketch, (1, 64, 28, 28), "")
+    result = sketch.conv2d(data, values, 64, (3, 3), padding=(1, 1, 1, 1))
+    case = sketch.finish(*epilogue(sketch, result, "residual"))
+    expected = sum(p.answer.nbytes for p in case.parameters) + sum(o.answer.nbytes for o in case.outputs)
+    for config in Conv2dFamily().configs(case.group, HARDWARE):
+        shape = Conv2dFamily().shape(case.group, config, HARDWARE)
+        assert shape.memory_bytes == expected
+        assert shape.l1_bytes >= shape.l2_bytes > 0 and shape.l3_bytes > 0
+        assert shape.tasks == (config.parallel or shape.tasks) * shape.tasks
+
+
+@FEW
+@given(
+    n=st.sampled_from([1, 1, 3]), channels=st.sampled_from([8, 17, 24]), h=extents, w=wide,
+    kernel=st.sampled_from([3, 3, 5, 7]), stride=st.sampled_from([1, 1, 2, 3]), dilation=st.sampled_from([1, 1, 2]),
+    prologue=st.sampled_from(["", "", "relu", "sigmoid"]), after=st.sampled_from(EPILOGUES), pick=st.integers(0, 11),
+)  # fmt: skip
+def test_depthwise_is_right_on_any_shape(
+    n: int, channels: int, h: int, w: int, kernel: int, stride: int, dilation: int, prologue: str, after: str,
+    pick: int,
+) -> None:  # fmt: skip
+    """Any configuration is right, with padding on all sides or, where the data are large enough, on two."""
+    reach = (kernel - 1) * dilation
+    padding = (reach // 2,) * 4 if pick % 3 else (0, 0, reach, reach)
+    sketch = Sketch(pick)
+    data, values = start(sketch, (n, channels, h, w), prologue if channels % 8 == 0 else "")
+    result = sketch.depthwise(
+        data, values, (kernel, kernel), strides=(stride, stride), padding=padding, dilation=(dilation, dilation)
+    )
+    run_some(sketch.finish(*epilogue(sketch, result, after)), DepthwiseFamily(), pick)
+
+
+@FEW
+@given(
+    n=st.sampled_from([1, 2]), channels=st.sampled_from([3, 8, 17]), h=extents, w=wide, blocked=st.booleans(),
+    kind=st.sampled_from(["max", "avg"]), window=st.sampled_from([(2, 2), (3, 3), (1, 3), (5, 5)]),
+    stride=st.sampled_from([1, 2, 3]), pad=st.booleans(), ceil=st.booleans(), counted=st.booleans(),
+    prologue=st.sampled_from(["", "relu"]), follow=st.booleans(), pick=st.integers(0, 11),
+)  # fmt: skip
+def test_pool_is_right_on_any_shape(
+    n: int, channels: int, h: int, w: int, blocked: bool, kind: str, window: tuple[int, int], stride: int, pad: bool,
+    ceil: bool, counted: bool, prologue: str, follow: bool, pick: int,
+) -> None:  # fmt: skip
+    """Max and average, both layouts, ceil mode, padding counted or not."""
+    pad = pad or h < window[0] or w < window[1]
+    padding = (window[0] // 2, window[1] // 2) * 2 if pad else (0,) * 4
+    sketch = Sketch(pick)
+    data, _ = start(sketch, (n, channels, h, w), prologue, plain=not blocked)
+    result = sketch.pool(
+        data, kind, window, strides=(stride, stride), padding=padding, ceil=ceil, count_include_pad=counted
+    )
+    if follow:
+        result = sketch.relu(sketch.add(result, sketch.source(result.answer.shape)))
+    run_some(sketch.finish(result), PoolFamily(), pick)
+
+
+def test_refusals_say_why() -> None:
+    """Groups that a family cannot schedule get a rule and the operators it concerns."""
+    sketch = Sketch()
+    data, values = start(sketch, (1, 8, 4, 4), "relu")
+    first = sketch.conv2d(data, values, 8, (1, 1))
+    second = sketch.conv2d(first, values, 8, (1, 1))
+    case = sketch.finish(second)
+    conv, depthwise, pool = Conv2dFamily(), DepthwiseFamily(), PoolFamily()
+    two = conv.match(case.group, HARDWARE)
+    assert two is not None and two.rule == "anchor" and two.where == (1, 2)
+    one = Group.of(case.group.graph, (0, 1), (data.index, first.index))
+    written = conv.match(one, HARDWARE)
+    assert written is not None and written.rule == "prologue-output"
+    variant = depthwise.match(Group.of(case.group.graph, (1,)), HARDWARE)
+    assert variant is not None and variant.rule == "variant"
+    none = pool.match(case.group, HARDWARE)
+    assert none is not None and none.rule == "anchor"
+
+
+def test_operators_that_are_not_elementwise_are_refused() -> None:
+    """A reduction after the convolution is another family's business."""
+    sketch = Sketch()
+    data, values = start(sketch, (1, 8, 4, 4), "")
+    result = sketch.conv2d(data, values, 8, (1, 1))
+    reduced = sketch.op("mean", lambda t: t, [result], result.answer, mappings=[MappingType.MANY_TO_ONE])
+    refusal = Conv2dFamily().match(sketch.finish(reduced).group, HARDWARE)
+    assert refusal is not None and refusal.rule == "not-elementwise" and refusal.where == (1,)
+
+
+def test_tir_without_the_promised_anchor_is_an_error() -> None:
+    """apply checks what match promised."""
+    sketch = Sketch()
+    data, _ = start(sketch, (1, 8, 4, 4), "relu")
+    other = sketch.finish(data)
+    sketch = Sketch()
+    data, values = start(sketch, (1, 8, 4, 4), "")
+    case = sketch.finish(sketch.conv2d(data, values, 8, (1, 1)))
+    config = Conv2dFamily().configs(case.group, HARDWARE)[0]
+    with pytest.raises(ScheduleError, match="conv"):
+        Conv2dFamily().apply(other.func, case.group, config, HARDWARE)
+
+
+def test_families_are_registered_by_name() -> None:
+    """The registry gives each family under its own name."""
+    for one in families("cpu"):
+        assert family(one.name) is one
+    with pytest.raises(KeyError, match="no-such"):
+        family("no-such")
