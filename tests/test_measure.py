@@ -34,12 +34,12 @@ from autofuse.measure.collection import nearer_reference
 from autofuse.measure.jobs import fill_inputs
 from autofuse.measure.replay import candidate_text
 from autofuse.measure.timing import half_width, take_samples
-from autofuse.records import HardwareRow, MemoryStore, Record, RecordStore, SqliteStore, Workload
+from autofuse.records import MemoryStore, Record, RecordedHardware, RecordStore, SqliteStore, Workload
 from autofuse.records.groups import group_from_text
 from autofuse.records.identity import identity_of, layouts_text
 from autofuse.records.model import RecordedCostModel
 
-HERE = HardwareRow("hw", "here")
+HERE = RecordedHardware("hw", "here")
 
 
 class Clock:
@@ -388,7 +388,7 @@ class TestRecordedCosts:
     def test_a_record_counts_before_the_fallback_and_a_failure_costs_infinity(self, store: RecordStore) -> None:
         group, other = chain(["a"]), chain(["b"])
         store.add_hardware(HERE)
-        store.add_hardware(HardwareRow("there", "there"))
+        store.add_hardware(RecordedHardware("there", "there"))
         for g in (group, other):
             store.add_workload(Workload(key_of(g), ""))
         store.add(self.record(group, 1, 7e-3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import subprocess
 import sys
@@ -16,14 +17,14 @@ from hypothesis import strategies as st
 
 from autofuse.errors import RecordError
 from autofuse.graph.model import Access, Graph, Group, MappingType, Operator, Role, Tensor, Work
-from autofuse.records import Form, HardwareRow, MemoryStore, Record, RecordStore, SqliteStore, Workload
-from autofuse.records.fingerprint import local_hardware
+from autofuse.records import Form, MemoryStore, Record, RecordedHardware, RecordStore, SqliteStore, Workload
 from autofuse.records.groups import group_from_text, group_to_text
 from autofuse.records.migrations import MIGRATIONS
 from autofuse.records.schema import SCHEMA_VERSION
+from autofuse.records.software import software_versions
 
-HERE = HardwareRow("hw1", "a machine", {"threads": 2, "isa": ["avx2"]})
-THERE = HardwareRow("hw2", "another machine", {"threads": 4})
+HERE = RecordedHardware("hw1", "a machine", {"threads": 2, "isa": ["avx2"]})
+THERE = RecordedHardware("hw2", "another machine", {"threads": 4})
 
 
 def stamp(second: int) -> str:
@@ -316,10 +317,16 @@ class TestRecord:
         assert r.normalise(2.0) == 6.0 and r.normalise(None) == 4.0
         assert failure().latency is None and failure().normalise(2.0) is None
 
-    def test_fingerprint_is_stable_and_tells_thread_counts_apart(self) -> None:
-        assert local_hardware(2) == local_hardware(2)
-        assert local_hardware(2).digest != local_hardware(1).digest
-        assert local_hardware(2).detail["name"]
+    def test_hardware_comes_from_the_fingerprint_and_survives_json(self) -> None:
+        from autofuse.target import HardwareRow, fingerprint
+
+        row = fingerprint(3)
+        kept = RecordedHardware.of(row)
+        assert kept.digest == row.digest and "3 threads" in kept.name
+        assert HardwareRow.from_json(json.loads(json.dumps(kept.detail))) == row
+
+    def test_versions_of_what_made_a_record(self) -> None:
+        assert software_versions()["tvm"].startswith("0.27") and software_versions()["autofuse"]
 
 
 class TestSqliteFile:
@@ -420,10 +427,10 @@ class TestSqliteFile:
 
 WRITER = """
 import sys
-from autofuse.records import SqliteStore, Record, Workload, HardwareRow
+from autofuse.records import SqliteStore, Record, Workload, RecordedHardware
 path, name, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 with SqliteStore(path) as store:
-    store.add_hardware(HardwareRow("hw1", "a machine"))
+    store.add_hardware(RecordedHardware("hw1", "a machine"))
     for i in range(count):
         store.add_workload(Workload(f"w{i % 7}", "text"), [name])
         store.add(Record(f"w{i % 7}", "hw1", "conv", 1, f"{name}={i}", samples=(1e-3,)))

@@ -315,7 +315,7 @@ def test_a_collection_with_real_kernels(builder: PoolBuilder, local: LocalRunner
 
     from autofuse.cost.model import Candidate
     from autofuse.measure import CollectItem, CollectSettings, collect
-    from autofuse.records import HardwareRow, MemoryStore
+    from autofuse.records import MemoryStore, RecordedHardware
 
     group = chain(("negative",))
     items = [CollectItem(Candidate(group, FAMILY, Scale(scale)), "key", "text", "net") for scale in (2, 3, 0)]
@@ -329,7 +329,7 @@ def test_a_collection_with_real_kernels(builder: PoolBuilder, local: LocalRunner
 
     store = MemoryStore()
     stats = collect(
-        items, store, local, builder, HardwareRow("hw", "here"), ask,
+        items, store, local, builder, RecordedHardware("hw", "here"), ask,
         lambda candidate, inputs: [inputs[0] * 2], CollectSettings(limits=QUICK),
     )  # fmt: skip
     assert (stats.measured, stats.failed, stats.left) == (1, 2, 0)
@@ -337,5 +337,5 @@ def test_a_collection_with_real_kernels(builder: PoolBuilder, local: LocalRunner
     assert {c: r.status for c, r in records.items()} == {"scale=2": "ok", "scale=3": "wrong", "scale=0": "build_failed"}
     assert records["scale=2"].ratio and records["scale=2"].tir_digest and records["scale=2"].tvm_version
     assert "cannot be scheduled" in records["scale=0"].message
-    again = collect(items, store, local, builder, HardwareRow("hw", "here"), ask)
+    again = collect(items, store, local, builder, RecordedHardware("hw", "here"), ask)
     assert (again.done, again.cached) == (0, 3)

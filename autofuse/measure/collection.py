@@ -28,10 +28,10 @@ from autofuse.measure.jobs import ArgumentSpec, MeasureJob, MeasureLimits, Measu
 from autofuse.measure.order import CollectItem
 from autofuse.measure.replay import candidate_text
 from autofuse.measure.runner import Runner
-from autofuse.records.fingerprint import versions
 from autofuse.records.groups import group_to_text
 from autofuse.records.identity import identity_of
-from autofuse.records.record import Form, HardwareRow, Identity, Record, Workload
+from autofuse.records.record import Form, Identity, Record, RecordedHardware, Workload
+from autofuse.records.software import software_versions
 from autofuse.records.store import RecordStore
 
 Arrays = Sequence[NDArray[Any]]
@@ -91,7 +91,7 @@ def collect(
     store: RecordStore,
     runner: Runner,
     builder: Builder,
-    hardware: HardwareRow,
+    hardware: RecordedHardware,
     request: RequestOf,
     reference: Reference | None = None,
     settings: CollectSettings | None = None,
@@ -134,7 +134,7 @@ class _Collection:
         store: RecordStore,
         runner: Runner,
         builder: Builder,
-        hardware: HardwareRow,
+        hardware: RecordedHardware,
         request: RequestOf,
         reference: Reference | None,
         settings: CollectSettings,
@@ -151,7 +151,7 @@ class _Collection:
         self.stop = False
         self.stats = CollectStats()
         self.begin = time.monotonic()
-        self.versions = versions()
+        self.versions = software_versions()
         self.expected: OrderedDict[object, Path] = OrderedDict()
         self.known: set[str] = set()
         # Names are never used twice: the loader takes a name that it knows for the library that it has already.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autofuse.records.memory import MemoryStore
-from autofuse.records.record import Form, HardwareRow, Identity, Measured, Record, StoreStats, Workload
+from autofuse.records.record import Form, Identity, Measured, Record, RecordedHardware, StoreStats, Workload
 from autofuse.records.store import RecordStore
 
 if TYPE_CHECKING:
@@ -14,17 +15,25 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Form",
-    "HardwareRow",
     "Identity",
     "Measured",
     "MemoryStore",
     "Record",
     "RecordStore",
     "RecordedCostModel",
+    "RecordedHardware",
     "SqliteStore",
     "StoreStats",
     "Workload",
+    "open_store",
 ]
+
+
+def open_store(path: str | Path, *, readonly: bool = False) -> RecordStore:
+    """The store in the SQLite file `path`, created if it is not there (unless `readonly`). RecordError."""
+    from autofuse.records.sqlite import SqliteStore
+
+    return SqliteStore(path, readonly=readonly)
 
 
 def __getattr__(name: str) -> Any:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from autofuse.errors import RecordError
 from autofuse.records.groups import group_from_text
 from autofuse.records.memory import MemoryStore
-from autofuse.records.record import REFERENCES, Form, HardwareRow, Record, Workload, canonical, record_to_dict
+from autofuse.records.record import REFERENCES, Form, Record, RecordedHardware, Workload, canonical, record_to_dict
 from autofuse.records.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _take(store: MemoryStore, value: object) -> None:
         if not isinstance(value[name], wanted) or isinstance(value[name], bool):
             raise ValueError(f"{kind}.{name} is no {wanted.__name__}")
     if kind == "hardware":
-        store.add_hardware(HardwareRow(**value))
+        store.add_hardware(RecordedHardware(**value))
     elif kind == "workload":
         models = value.pop("models")
         if not all(isinstance(model, str) for model in models):

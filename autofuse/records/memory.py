@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from autofuse.errors import RecordError
-from autofuse.records.record import REFERENCES, Form, HardwareRow, Identity, Measured, Record, StoreStats, Workload
+from autofuse.records.record import REFERENCES, Form, Identity, Measured, Record, RecordedHardware, StoreStats, Workload
 from autofuse.records.store import RecordStore, order
 
 
@@ -16,7 +16,7 @@ class MemoryStore(RecordStore):
     """Holds everything in dictionaries."""
 
     def __init__(self) -> None:
-        self._hardware: dict[str, HardwareRow] = {}
+        self._hardware: dict[str, RecordedHardware] = {}
         self._workloads: dict[str, Workload] = {}
         self._models: dict[str, set[str]] = {}
         self._forms: dict[tuple[str, str], Form] = {}
@@ -24,7 +24,7 @@ class MemoryStore(RecordStore):
         self._newest: dict[Identity, Record] = {}
         self._baselines: dict[str, dict[str, float]] = {}
 
-    def add_hardware(self, hardware: HardwareRow) -> None:
+    def add_hardware(self, hardware: RecordedHardware) -> None:
         self._hardware.setdefault(hardware.digest, hardware)
 
     def add_workload(self, workload: Workload, models: Iterable[str] = ()) -> None:
@@ -85,7 +85,7 @@ class MemoryStore(RecordStore):
     def forms(self) -> Iterator[Form]:
         yield from (self._forms[key] for key in sorted(self._forms))
 
-    def hardware(self) -> Iterator[HardwareRow]:
+    def hardware(self) -> Iterator[RecordedHardware]:
         yield from (self._hardware[digest] for digest in sorted(self._hardware))
 
     def models(self, workload: str) -> tuple[str, ...]:
@@ -114,7 +114,7 @@ class MemoryStore(RecordStore):
 
     def _add_all(
         self,
-        hardware: Sequence[HardwareRow],
+        hardware: Sequence[RecordedHardware],
         workloads: Sequence[tuple[Workload, tuple[str, ...]]],
         forms: Sequence[Form],
         records: Sequence[Record],

@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autofuse.target.fingerprint import HardwareRow
 
 STATUSES = ("ok", "wrong", "build_failed", "crashed", "timeout", "oom")
 """How a measurement ended: `ok` was timed; `wrong` ran but gave other numbers than the reference; the others did not
@@ -45,12 +48,18 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class HardwareRow:
-    """Hardware as records know it: `digest` of `detail`, which holds plain JSON values, and a readable name."""
+class RecordedHardware:
+    """Hardware as records know it, of whatever kind: a digest, a readable name and the details as plain JSON values."""
 
     digest: str
     name: str
     detail: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @classmethod
+    def of(cls, row: HardwareRow) -> RecordedHardware:
+        """A CPU's hardware row, as `target.fingerprint` gives it."""
+        detail = json.loads(json.dumps(row.to_json()))
+        return cls(row.digest, f"{row.model_name or row.vendor}, {row.threads} threads", detail)
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from autofuse.records.migrations import migrate, version_of
 from autofuse.records.record import (
     REFERENCES,
     Form,
-    HardwareRow,
     Identity,
     Measured,
     Record,
+    RecordedHardware,
     StoreStats,
     Workload,
     canonical,
@@ -145,7 +145,7 @@ class SqliteStore(RecordStore):
         with self._errors():
             return list(self._db.execute(sql, parameters).fetchall())
 
-    def add_hardware(self, hardware: HardwareRow) -> None:
+    def add_hardware(self, hardware: RecordedHardware) -> None:
         with self._transaction():
             self._insert_hardware(hardware)
 
@@ -161,7 +161,7 @@ class SqliteStore(RecordStore):
         with self._transaction():
             return self._insert(record)
 
-    def _insert_hardware(self, row: HardwareRow) -> None:
+    def _insert_hardware(self, row: RecordedHardware) -> None:
         self._db.execute(
             "INSERT OR IGNORE INTO hardware (digest, name, detail) VALUES (?, ?, ?)",
             [row.digest, row.name, canonical(dict(row.detail))],
@@ -315,9 +315,9 @@ class SqliteStore(RecordStore):
         )
         yield from (Form(*row) for row in rows)
 
-    def hardware(self) -> Iterator[HardwareRow]:
+    def hardware(self) -> Iterator[RecordedHardware]:
         for digest, name, detail in self._rows("SELECT digest, name, detail FROM hardware ORDER BY digest"):
-            yield HardwareRow(digest, name, json.loads(detail))
+            yield RecordedHardware(digest, name, json.loads(detail))
 
     def models(self, workload: str) -> tuple[str, ...]:
         rows = self._rows(
@@ -360,7 +360,7 @@ class SqliteStore(RecordStore):
 
     def _add_all(
         self,
-        hardware: Sequence[HardwareRow],
+        hardware: Sequence[RecordedHardware],
         workloads: Sequence[tuple[Workload, tuple[str, ...]]],
         forms: Sequence[Form],
         records: Sequence[Record],

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from autofuse.records.record import Form, HardwareRow, Identity, Measured, Record, StoreStats, Workload
+from autofuse.records.record import Form, Identity, Measured, Record, RecordedHardware, StoreStats, Workload
 
 
 class RecordStore(abc.ABC):
@@ -19,7 +19,7 @@ class RecordStore(abc.ABC):
     """
 
     @abc.abstractmethod
-    def add_hardware(self, hardware: HardwareRow) -> None:
+    def add_hardware(self, hardware: RecordedHardware) -> None:
         """Make the hardware known."""
 
     @abc.abstractmethod
@@ -66,7 +66,7 @@ class RecordStore(abc.ABC):
         """All forms, by workload and layouts."""
 
     @abc.abstractmethod
-    def hardware(self) -> Iterator[HardwareRow]:
+    def hardware(self) -> Iterator[RecordedHardware]:
         """All hardware, by digest."""
 
     @abc.abstractmethod
@@ -91,7 +91,7 @@ class RecordStore(abc.ABC):
     @abc.abstractmethod
     def _add_all(
         self,
-        hardware: Sequence[HardwareRow],
+        hardware: Sequence[RecordedHardware],
         workloads: Sequence[tuple[Workload, tuple[str, ...]]],
         forms: Sequence[Form],
         records: Sequence[Record],
