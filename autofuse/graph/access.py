@@ -7,13 +7,14 @@ list of `IndexMap`s over the output's own axes and the reduction axes met on the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from autofuse.graph.expression import (
-    TRUE,
     ZERO,
     Expr,
     loads_from_memory,
+    number,
     rebuilt,
     simplify,
     substitute,
@@ -74,6 +75,42 @@ def _conjuncts(condition: Expr, negated: bool = False) -> list[Expr]:
     return [(opposite, *condition[1:])] if opposite else [("not", condition)]
 
 
+def _tightened(guards: Iterable[Expr]) -> tuple[Expr, ...] | None:
+    """The same conditions without those that others imply (a long concatenation has many); None if none can hold."""
+    ranges: dict[Expr, list[int | None]] = {}
+    others: dict[Expr, None] = {}
+    for guard in guards:
+        if guard[0] == "c":
+            if not guard[1]:
+                return None
+            continue
+        tag, left, right = (guard[0], guard[1], guard[2]) if len(guard) == 3 else (guard[0], guard, guard)
+        if left[0] == "c":
+            tag, left, right = _MIRRORED.get(tag, ""), right, left
+        if tag not in _MIRRORED or right[0] != "c" or type(right[1]) is not int:
+            others[guard] = None
+            continue
+        limits = ranges.setdefault(left, [None, None])
+        low = {"ge": right[1], "gt": right[1] + 1}.get(tag)
+        high = {"le": right[1], "lt": right[1] - 1}.get(tag)
+        if low is not None:
+            limits[0] = low if limits[0] is None else max(limits[0], low)
+        if high is not None:
+            limits[1] = high if limits[1] is None else min(limits[1], high)
+    kept: list[Expr] = []
+    for expr, (least, most) in ranges.items():
+        if least is not None and most is not None and least > most:
+            return None
+        if least is not None:
+            kept.append(("le", number(least), expr))
+        if most is not None:
+            kept.append(("le", expr, number(most)))
+    return (*kept, *others)
+
+
+_MIRRORED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
+
+
 def _without_loads(index: Expr) -> Expr:
     if index[0] == "ld":
         return ZERO
@@ -99,10 +136,9 @@ class _Walk:
             place = tuple(self.plain(i, values) for i in indices)
             # Whether an element is needed cannot be told when the condition depends on contents: then it is.
             kept = [self.plain(c, values) for c in inner if not loads_from_memory(c)]
-            everything = tuple(dict.fromkeys(c for c in (*guards, *kept) if c != TRUE))
-            if any(c[0] == "c" and not c[1] for c in everything):
-                continue
-            self.load(buffer, place, everything)
+            everything = _tightened((*guards, *kept))
+            if everything is not None:
+                self.load(buffer, place, everything)
 
     def plain(self, expr: Expr, values: dict[int, Expr]) -> Expr:
         return simplify(substitute(expr, values), self.program.extents)
