@@ -228,7 +228,8 @@ class Lowering:
         form = json.dumps(
             {
                 "op": what,
-                "attrs": {} if logical == "identity" else described,
+                # A text of the call itself says all; the attributes beside it depend on the layout that was chosen.
+                "attrs": described if logical is None else {},
                 "in": [_operand(v) for v, _ in operands],
                 "out": [dtype, list(shape)],
             },
