@@ -222,10 +222,10 @@ def problems(
     groups = legal_groups(graph, recompute=recompute)
     count = len(graph.operators)
     singles, more = groups[:count], groups[count:]
-    if more:
-        picked = draw(st.lists(st.sampled_from(range(len(more))), max_size=max_choices, unique=True))
-        more = [more[i] for i in sorted(picked)]
     rng = draw(st.randoms(use_true_random=False))
+    private = [g for g in more if Choice(g, 0.0).recomputed]
+    more = rng.sample(more, min(len(more), rng.randint(0, max_choices)))
+    more += [g for g in private[:8] if g not in more]
     alone = [rng.uniform(1.0, 10.0) for _ in singles]
     choices = [Choice(g, c) for g, c in zip(singles, alone, strict=True)]
     for g in more:

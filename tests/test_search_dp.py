@@ -18,7 +18,7 @@ from autofuse.search.exhaustive import ExhaustiveStrategy
 from autofuse.search.problem import Choice, SearchProblem, SearchResult, Thresholds
 
 ROUNDING = 1 + 1e-9
-_QUIET = settings(deadline=None, max_examples=120, suppress_health_check=list(HealthCheck), derandomize=True)
+_QUIET = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
 def assert_plan(problem: SearchProblem, result: SearchResult) -> None:

@@ -169,7 +169,7 @@ class _RegionSearch:
         self.share_of = [sum(self.share[v] for v in bits(c.owned)) for c in self.choices]
 
     def _sort_choices(self) -> None:
-        """For each operator the choices that own it, cheapest per operator first, cut to `groups_per_state`."""
+        """For each operator the choices that own it, cheapest per operator first."""
         groups: list[list[int]] = [[] for _ in self.region.operators]
         worth = [
             (w / s if s > 0 else w / max(1, c.owned.bit_count()), -c.owned.bit_count())
@@ -178,15 +178,9 @@ class _RegionSearch:
         for j in sorted(range(len(self.choices)), key=lambda j: (worth[j], j)):
             for v in bits(self.choices[j].owned):
                 groups[v].append(j)
-        limit = max(1, self.thresholds.groups_per_state)
-        self.left_out = [0] * len(groups)
-        self.groups: list[list[int]] = []
-        for v, found in enumerate(groups):
-            kept = found[:limit]
-            # an operator alone always stays possible
-            kept += [j for j in found[limit:] if self.choices[j].owned == 1 << v and not self.choices[j].extra][:1]
-            self.left_out[v] = len(found) - len(kept)
-            self.groups.append(kept)
+        self.groups = groups
+        # When everything before an operator is decided, only groups that begin with it are left.
+        self.beginning = [[j for j in js if not self.choices[j].owned & ((1 << v) - 1)] for v, js in enumerate(groups)]
 
     def run(self, known: Sequence[Sequence[int]]) -> tuple[list[int], bool] | None:
         """Positions in the region's choices, in run order, and whether that is proved best; None if nothing fits."""
@@ -253,14 +247,17 @@ class _RegionSearch:
         target = (open_ & -open_).bit_length() - 1
         if not waiting and self.may_skip >> target & 1:
             self._skip(key, node, target, levels, limit, quick)
-        if self.left_out[target] and not quick:
-            self.counters.cut("groups_per_state", self.left_out[target])
-            self.exact = False
         forbidden = lost | held
         tried = 0
-        for j in self.groups[target]:
+        most = self.thresholds.groups_per_state
+        for j in self.groups[target] if waiting else self.beginning[target]:
             choice = self.choices[j]
             if choice.owned & taken or choice.reads & forbidden:
+                continue
+            if tried >= most and choice.owned & (choice.owned - 1):  # an operator alone always stays possible
+                if not quick:
+                    self.counters.cut("groups_per_state")
+                    self.exact = False
                 continue
             tried += 1
             value = node.value + self.weights[j]

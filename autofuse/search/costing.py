@@ -1,0 +1,111 @@
+"""Best configuration and cost of every group. Takes legal groups and a cost model, gives the choices of a search.
+
+All configurations of all groups go to the cost model in one batch; groups that are alike go once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from autofuse.cost.model import Candidate, CostModel
+from autofuse.graph.model import Graph, Group
+from autofuse.schedule.family import ScheduleFamily
+from autofuse.search.problem import Choice, Thresholds
+from autofuse.target import Hardware
+
+KeyFunction = Callable[[Group], str]
+
+#: Seconds for an operator alone of which no configuration is known to work: so dear that a group is preferred.
+UNBUILDABLE_SECONDS = 1.0
+
+
+class _Legal(Protocol):
+    @property
+    def group(self) -> Group: ...
+    @property
+    def family(self) -> ScheduleFamily: ...
+    @property
+    def signature(self) -> Hashable: ...
+
+
+def choices_of(
+    graph: Graph,
+    found: Sequence[_Legal],
+    cost_model: CostModel,
+    *,
+    hardware: Hardware,
+    thresholds: Thresholds,
+    greedy: Sequence[Sequence[int]] = (),
+    key: KeyFunction | None = None,
+) -> tuple[tuple[Choice, ...], dict[str, int]]:
+    """A choice for each group, and how many groups a threshold dropped.
+
+    Operators that no family schedules (calls that are no tensor programs) get a choice without family, at the cost of
+    their traffic: every plan has them, so that this never decides anything. A single operator stays even if the cost
+    model knows none of its configurations to work.
+    """
+    best = _best_of_each(found, cost_model, hardware, key or _workload_key)
+    choices = []
+    for legal in found:
+        cost, config, source, name = best[legal.signature]
+        choices.append(Choice(legal.group, cost, legal.family.name, config, source, name))
+    alone = {c.group.members[0]: c.cost for c in choices if len(c.group.members) == 1 and not c.recomputed}
+    for op in graph.operators:
+        if op.index not in alone:
+            group = Group.of(graph, [op.index])
+            moved = sum(graph.tensors[t].bytes for t in (*op.inputs, *op.outputs))
+            alone[op.index] = hardware.call_overhead + moved / hardware.memory_bandwidth
+            choices.append(Choice(group, alone[op.index]))
+    pinned = {tuple(sorted(members)) for members in greedy}
+    kept = []
+    dropped = {"prefilter_ratio": 0, "unbuildable": 0}
+    for choice in choices:
+        members = choice.group.members
+        if not np.isfinite(choice.cost):
+            dropped["unbuildable"] += 1
+            if len(members) == 1:
+                kept.append(replace(choice, cost=UNBUILDABLE_SECONDS))
+        elif (
+            len(members) > 1
+            and (choice.recomputed or members not in pinned)
+            and choice.cost > thresholds.prefilter_ratio * sum(alone[m] for m in members)
+        ):
+            dropped["prefilter_ratio"] += 1
+        else:
+            kept.append(choice)
+    kept.sort(key=lambda c: (c.group.members, c.group.outputs))
+    return tuple(kept), {name: count for name, count in dropped.items() if count}
+
+
+def _workload_key(group: Group) -> str:
+    from autofuse.graph.keys import workload_key
+
+    return workload_key(group)
+
+
+def _best_of_each(
+    found: Sequence[_Legal], cost_model: CostModel, hardware: Hardware, key: KeyFunction
+) -> dict[Hashable, tuple[float, str, str, str]]:
+    """Signature → cost, configuration, source of the cost, workload key."""
+    first: dict[Hashable, _Legal] = {}
+    for legal in found:
+        first.setdefault(legal.signature, legal)
+    candidates: list[Candidate] = []
+    spans: dict[Hashable, tuple[int, int]] = {}
+    for signature, legal in first.items():
+        start = len(candidates)
+        candidates.extend(
+            Candidate(legal.group, legal.family, config) for config in legal.family.configs(legal.group, hardware)
+        )
+        spans[signature] = (start, len(candidates))
+    costs = cost_model.costs(candidates)
+    picks = [start + int(np.argmin(costs[start:end])) for start, end in spans.values()]
+    sources = cost_model.sources([candidates[i] for i in picks])
+    result = {}
+    for signature, i, source in zip(spans, picks, sources, strict=True):
+        result[signature] = (float(costs[i]), candidates[i].config.text, source, key(first[signature].group))
+    return result
