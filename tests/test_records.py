@@ -20,6 +20,7 @@ from autofuse.graph.model import Access, Graph, Group, MappingType, Operator, Ro
 from autofuse.records import Form, MemoryStore, Record, RecordedHardware, RecordStore, SqliteStore, Workload
 from autofuse.records.groups import group_from_text, group_to_text
 from autofuse.records.migrations import MIGRATIONS
+from autofuse.records.record import quiet
 from autofuse.records.schema import SCHEMA_VERSION
 from autofuse.records.software import software_versions
 
@@ -310,6 +311,13 @@ class TestRecord:
         for change in ({"status": "fine"}, {"reference": "sun"}, {"samples": ()}, {"samples": (0.0,)}):
             with pytest.raises(ValueError):
                 record(**change)
+
+    def test_disturbed_samples_do_not_move_the_ratio(self) -> None:
+        """Half of the samples of kernel and reference are hit, in different places."""
+        samples = tuple(1e-3 if i % 2 else 9e-3 for i in range(12))
+        beside = tuple(8e-3 if i % 4 < 2 else 2e-3 for i in range(12))
+        assert record(samples=samples, reference_samples={"arithmetic": beside}).ratio == pytest.approx(0.5)
+        assert quiet([3.0]) == 3.0 and quiet([4.0, 1.0, 3.0, 2.0, 5.0]) == 2.0
 
     def test_median_and_ratio(self) -> None:
         r = record(samples=(2.0, 4.0, 9.0), reference_samples={"arithmetic": (1.0, 1.0, 3.0)})

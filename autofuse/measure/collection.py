@@ -37,9 +37,10 @@ from autofuse.records.store import RecordStore
 Arrays = Sequence[NDArray[Any]]
 # Gives the request to build a candidate into the library at a path; the identity's text names the candidate.
 RequestOf = Callable[[CollectItem, str, Path], BuildRequest]
-# Gives the right outputs of a candidate for its inputs.
-Reference = Callable[[Candidate, Arrays], Arrays]
+# Gives the right outputs of a candidate for its inputs, None if the candidate is not to be checked.
+Reference = Callable[[Candidate, Arrays], Arrays | None]
 _REFERENCES_KEPT = 16
+_UNCHECKED = "not checked: the reference gave no outputs"
 # Operations a byte above which a kernel is taken to be bound by arithmetic; machines of today lie between 2 and 20.
 _BALANCE = 4.0
 
@@ -152,7 +153,7 @@ class _Collection:
         self.stats = CollectStats()
         self.begin = time.monotonic()
         self.versions = software_versions()
-        self.expected: OrderedDict[object, Path] = OrderedDict()
+        self.expected: OrderedDict[object, Path | None] = OrderedDict()
         self.known: set[str] = set()
         # Names are never used twice: the loader takes a name that it knows for the library that it has already.
         self.numbers = count()
@@ -258,7 +259,8 @@ class _Collection:
             self.settings.limits,
         )
         for result in self.runner.measure([job]):
-            self.keep(item, identity, result.status, result.message, built, result)
+            unchecked = self.reference is not None and expected is None and result.status == "ok"
+            self.keep(item, identity, result.status, _UNCHECKED if unchecked else result.message, built, result)
 
     def expect(self, item: CollectItem, arguments: tuple[ArgumentSpec, ...], folder: Path) -> Path | None:
         """The file with the right outputs; computed once for the configurations of one group."""
@@ -270,11 +272,15 @@ class _Collection:
             self.expected.move_to_end(key)
             return self.expected[key]
         outputs = self.reference(item.candidate, fill_inputs(arguments, self.settings.seed))
-        path = folder / f"expected{next(self.numbers)}.npz"
-        np.savez(path, *[np.asarray(array) for array in outputs])
+        path = None
+        if outputs is not None:
+            path = folder / f"expected{next(self.numbers)}.npz"
+            np.savez(path, *[np.asarray(array) for array in outputs])
         self.expected[key] = path
         if len(self.expected) > _REFERENCES_KEPT:
-            self.expected.popitem(last=False)[1].unlink()
+            oldest = self.expected.popitem(last=False)[1]
+            if oldest is not None:
+                oldest.unlink()
         return path
 
     def keep(

@@ -1,0 +1,154 @@
+"""From analysed models to what collection needs: items of their groups, requests to build them, right outputs.
+
+Everything that TVM does to a candidate before it is compiled (fusing, scheduling) happens here, in this process;
+compiling and running happen in children.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autofuse.cost.model import Candidate
+from autofuse.graph.keys import canonical_text, workload_key
+from autofuse.graph.model import Group
+from autofuse.measure.builder import COMPILER, SETUP, BuildRequest, module_request
+from autofuse.measure.jobs import MeasureJob
+from autofuse.measure.local import thread_environment
+from autofuse.measure.order import CollectItem
+from autofuse.measure.process import ChildProcess, Outcome
+from autofuse.schedule.family import ScheduleFamily
+from autofuse.target import Hardware
+
+if TYPE_CHECKING:
+    from autofuse.compiler import Analysed
+
+# A family whose groups compute nothing: there is no kernel to time.
+_NO_KERNEL = "view"
+
+
+def items_of(
+    groups: Iterable[Group],
+    families: Sequence[ScheduleFamily],
+    hardware: Hardware,
+    model: str,
+    configs: int = 4,
+    planned: Container[Group] = (),
+) -> list[CollectItem]:
+    """Items for `groups` with the first `configs` configurations of each group's first family that matches.
+
+    `planned`: the groups of present plans. Groups that no family matches, or that compute nothing, are left out.
+    """
+    items = []
+    for group in groups:
+        family = next((f for f in families if f.match(group, hardware) is None), None)
+        if family is None or family.name == _NO_KERNEL:
+            continue
+        key, text = workload_key(group), canonical_text(group)
+        for config in list(family.configs(group, hardware))[:configs]:
+            items.append(CollectItem(Candidate(group, family, config), key, text, model, group in planned))
+    return items
+
+
+class KernelSource:
+    """Build requests, and right outputs, for candidates of the given models. Close it after use.
+
+    Right outputs come from the group's unscheduled loops, compiled and run in a child process; groups of more than
+    `largest` scalar operations, where that takes too long, are not checked.
+    """
+
+    def __init__(self, models: Iterable[Analysed], largest: float = 5e8, timeout: float = 60.0) -> None:
+        self._models = {id(model.graph): model for model in models}
+        self._largest = largest
+        self._timeout = timeout
+        self._compiler = ChildProcess(COMPILER, SETUP)
+        self._worker = ChildProcess("autofuse.measure.worker:evaluator", environment=thread_environment(1))
+
+    def request(self, item: CollectItem, text: str, library: Path) -> BuildRequest:
+        """The request to build an item's kernel. Raises what the schedule family or TVM raised."""
+        candidate = item.candidate
+        model = self._models[id(candidate.group.graph)]
+        func = candidate.family.apply(
+            model.fuser.fuse(candidate.group), candidate.group, candidate.config, model.hardware
+        )
+        return self._request(model, candidate.group, func, item.key, text, library)
+
+    def reference(self, candidate: Candidate, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]] | None:
+        """The right outputs for the inputs that seed 0 gives, None if the group is too large to check.
+
+        Raises RuntimeError, one line, if they cannot be computed.
+        """
+        group = candidate.group
+        if group.work.flops > self._largest:
+            return None
+        model = self._models[id(group.graph)]
+        with tempfile.TemporaryDirectory(prefix="autofuse-") as name:
+            folder = Path(name)
+            request = self._request(model, group, model.fuser.fuse(group), "", "", folder / "plain.so")
+            _need(self._compiler.request(asdict(request), self._timeout), "compile")
+            given = folder / "inputs.npz"
+            np.savez(given, *inputs)
+            job = MeasureJob("", "", request.library, request.function, request.arguments, str(given))
+            asked = {**job.to_dict(), "outputs": str(folder / "outputs.npz")}
+            _need(self._worker.request(asked, self._timeout), "run")
+            with np.load(asked["outputs"], allow_pickle=False) as file:
+                return [file[f"arr_{i}"] for i in range(len(group.outputs))]
+
+    def _request(self, model: Analysed, group: Group, func: Any, key: str, text: str, library: Path) -> BuildRequest:
+        import tvm
+
+        from autofuse.codegen.build import PASS_CONFIG
+
+        return module_request(
+            tvm.IRModule({"kernel": func}),
+            key,
+            text,
+            str(library),
+            model.target.description,
+            len(group.outputs),
+            PASS_CONFIG,
+            index_ranges(group),
+        )
+
+    def close(self) -> None:
+        """End the child processes."""
+        self._compiler.close()
+        self._worker.close()
+
+    def __enter__(self) -> KernelSource:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def index_ranges(group: Group) -> Mapping[int, tuple[float, float]]:
+    """Parameter → range of its numbers, for integer inputs: indices of a gather stay within what they index."""
+    tensors = group.graph.tensors
+    ranges: dict[int, tuple[float, float]] = {}
+    for position, t in enumerate(group.inputs):
+        if not tensors[t].dtype.startswith(("int", "uint")):
+            continue
+        high = 1.0
+        for op in group.operators:
+            if op.kind == "take" and len(op.inputs) > 1 and op.inputs[1] == t:
+                data = tensors[op.inputs[0]]
+                shape = data.logical_shape or data.shape
+                axis = op.attrs.get("axis")
+                high = float((shape[axis] if isinstance(axis, int) else min(shape, default=1)) - 1)
+        ranges[position] = (0.0, high)
+    return ranges
+
+
+def _need(outcome: Outcome, what: str) -> None:
+    if outcome.status != "ok":
+        raise RuntimeError(f"the unscheduled group does not {what}: {outcome.message}")
