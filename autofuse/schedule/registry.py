@@ -14,9 +14,19 @@ def families(kind: str = "cpu") -> tuple[ScheduleFamily, ...]:
         return ()
     from autofuse.schedule.cpu.conv2d import Conv2dFamily
     from autofuse.schedule.cpu.depthwise import DepthwiseFamily
+    from autofuse.schedule.cpu.elementwise import ElementwiseFamily
     from autofuse.schedule.cpu.pool import PoolFamily
+    from autofuse.schedule.cpu.rows import RowsFamily
+    from autofuse.schedule.cpu.view import ViewFamily
 
-    return (Conv2dFamily(), DepthwiseFamily(), PoolFamily())
+    return (
+        Conv2dFamily(),
+        DepthwiseFamily(),
+        PoolFamily(),
+        RowsFamily(),
+        ViewFamily(),
+        ElementwiseFamily(),
+    )
 
 
 def family(name: str, kind: str = "cpu") -> ScheduleFamily:

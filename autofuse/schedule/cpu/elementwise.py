@@ -80,7 +80,7 @@ class ElementwiseFamily(ScheduleFamily):
         """Parallel first where there is enough work, serial first where there is not."""
         work = group.work
         operations = work.flops + 7 * work.special + sum(group.graph.tensors[t].elements for t in group.outputs)
-        order = (1, 0) if operations > _SERIAL_OPERATIONS else (0, 1)
+        order: tuple[int, ...] = (1, 0) if operations > _SERIAL_OPERATIONS else (0, 1)
         if hardware.cores == 1:
             order = (0,)
         elif operations > 64 * _SERIAL_OPERATIONS:

@@ -1,0 +1,154 @@
+"""Building loop nests statement by statement: what families that write their own TIR share.
+
+`Nest` makes loops whose variables its program's analyzer knows, vectors of any width as powers of two, and
+placeholders: variables that stand for an expression while indices are simplified, so that vector accesses stay provably contiguous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+from tvm import tirx
+
+from autofuse.schedule.stages import Program, index
+
+Body = Callable[[Any], Any]
+SERIAL, PARALLEL = tirx.ForKind.SERIAL, tirx.ForKind.PARALLEL
+VECTORIZED, UNROLLED = tirx.ForKind.VECTORIZED, tirx.ForKind.UNROLLED
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Part of a row of elements that one vector holds: where it starts, how wide it is (a power of two)."""
+
+    start: int
+    lanes: int
+
+
+def pieces(width: int, lanes: int) -> list[Piece]:
+    """A row of `width` elements as vectors of `lanes`, the rest as smaller powers of two."""
+    found = []
+    start = 0
+    step = lanes
+    while start < width:
+        while step > width - start:
+            step //= 2
+        found.append(Piece(start, step))
+        start += step
+    return found
+
+
+def sequence(*parts: Any) -> Any:
+    """Statements one after another; lists are flattened, None is left out."""
+    flat: list[Any] = []
+    for part in parts:
+        if isinstance(part, list | tuple):
+            flat.extend(p for p in part if p is not None)
+        elif part is not None:
+            flat.append(part)
+    return flat[0] if len(flat) == 1 else tirx.SeqStmt(flat)
+
+
+class Nest:
+    """Makes the loops of one function; see the module's description."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._count = 0
+        self._aliases: dict[Any, Any] = {}
+
+    def _name(self, stem: str) -> str:
+        self._count += 1
+        return f"{stem}{self._count}"
+
+    def variable(self, stem: str, extent: int) -> Any:
+        """A new variable with 0 <= it < extent."""
+        return self.program.bound(tirx.Var(self._name(stem), "int64"), extent)
+
+    def alias(self, stem: str, value: Any, extent: int) -> Any:
+        """A variable that stands for `value` (in [0, extent)) until `resolve`."""
+        var = self.variable(stem, extent)
+        self._aliases[var] = value
+        return var
+
+    def resolve(self, statement: Any) -> Any:
+        """`statement` with every placeholder replaced by what it stands for."""
+
+        def real(var: Any) -> Any:
+            while var in self._aliases:
+                value = self._aliases[var]
+                if not isinstance(value, tirx.Var):
+                    return tvm_ffi.structural_map(value, (tirx.Var, real))
+                var = value
+            return var
+
+        return tvm_ffi.structural_map(statement, (tirx.Var, real))
+
+    def loop(self, stem: str, extent: int, body: Body, kind: Any = SERIAL) -> Any:
+        """for stem in extent: body(stem). A loop that runs once is only its body."""
+        if extent == 1:
+            return body(index(0))
+        var = self.variable(stem, extent)
+        return tirx.For(var, index(0), index(extent), kind, body(var))
+
+    def parallel(self, stem: str, extent: int, body: Body, wanted: int) -> Any:
+        """A loop over independent tasks, handed to the thread pool if `wanted`."""
+        return self.loop(stem, extent, body, PARALLEL if wanted else SERIAL)
+
+    def unrolled(self, extent: int, body: Callable[[int], Any]) -> Any:
+        """body(0) … body(extent - 1), one after another."""
+        return sequence(*[body(i) for i in range(extent)])
+
+    def vector(self, lanes: int, body: Body) -> Any:
+        """body(lane) for all lanes at once."""
+        return self.loop("lane", lanes, body, VECTORIZED)
+
+    def lanes_over(self, extent: int, lanes: int, body: Body) -> Any:
+        """body(i) for every i < extent, in vectors of `lanes`; what is left in smaller ones."""
+        full, rest = divmod(extent, lanes)
+        parts = []
+        if full:
+            parts.append(self.loop("v", full, lambda v: self.vector(lanes, lambda lane: body(v * index(lanes) + lane))))
+        return sequence(*parts, self.in_pieces(pieces(rest, lanes), lambda i: body(index(full * lanes) + i)))
+
+    def in_pieces(self, parts: Sequence[Piece], body: Body) -> list[Any]:
+        """body(i) for the elements of each piece, a vector a piece."""
+
+        def one(piece: Piece) -> Any:
+            return self.vector(piece.lanes, lambda lane: body(index(piece.start) + lane))
+
+        return [one(piece) for piece in parts]
+
+    def either(self, value: Any, limit: int, extent: int, then: Callable[[], Any], other: Callable[[], Any]) -> Any:
+        """`then` where value < limit, else `other`; value is in [0, extent). Only what can happen is built."""
+        if limit >= extent:
+            return then()
+        if limit <= 0:
+            return other()
+        return tirx.IfThenElse(value < index(limit), then(), other())
+
+    def buffer(self, stem: str, shape: Sequence[int], dtype: str = "float32", scope: str = "global") -> Any:
+        """A buffer; allocate it with `allocate` where it is to live."""
+        return tirx.decl_buffer(tuple(shape), dtype, name=self._name(stem), scope=scope)
+
+    def registers(self, stem: str, shape: Sequence[int], dtype: str = "float32") -> Any:
+        """A small buffer that the compiler keeps in registers when its indices are constants."""
+        return self.buffer(stem, shape, dtype, "local")
+
+
+def allocate(buffer: Any) -> Any:
+    """The statement that makes a buffer live until the end of the enclosing loop's body."""
+    return tirx.AllocBuffer(buffer)
+
+
+def store(buffer: Any, value: Any, at: Sequence[Any]) -> Any:
+    """buffer[at] = value."""
+    return tirx.BufferStore(buffer, value, list(at))
+
+
+def divisor_at_most(n: int, limit: int) -> int:
+    """The largest divisor of n that is at most `limit` (at least 1)."""
+    return max(d for d in range(1, max(1, min(n, limit)) + 1) if n % d == 0)

@@ -1,0 +1,322 @@
+"""A fused, unscheduled PrimFunc as a list of stages, each one element expression; the values of its buffers anywhere.
+
+Takes what FuseTIR made; gives `Stage`s in running order. `Program.value` is the expression of a stage's element at any
+index: what its operands hold is read where it was kept ("home"), else computed in place. Families that write their own
+loop nests start from here. A function that is not such a list raises ScheduleError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import sym, tirx
+from tvm.ir import Call
+from tvm.ir.expr import TensorLoad
+from tvm.s_tir.stmt import SBlock, SBlockRealize
+
+from autofuse.schedule import ScheduleError
+
+Indices = Sequence[Any]
+# Where a buffer's elements were kept: gives the expression that reads one, or None if it is not there.
+Home = Callable[[Indices], "Any | None"]
+
+_COMBINERS = {tirx.Add: "add", tirx.Mul: "mul", tirx.Max: "max", tirx.Min: "min"}
+_ARITHMETIC = (
+    tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max, tirx.Select, tirx.Cast, Call, tirx.LT, tirx.LE, tirx.GT,
+    tirx.GE, tirx.EQ, tirx.NE,
+)  # fmt: skip
+# Arithmetic nodes that a repeated value may have and still be inlined into each of its readers.
+CHEAP = 4
+_DEAR = 100
+
+
+def index(value: int) -> Any:
+    """An integer constant of the loops' type."""
+    return tirx.const(value, "int64")
+
+
+def combine(how: str, left: Any, right: Any) -> Any:
+    """left ∘ right for a reduction's combiner."""
+    if how == "add":
+        return left + right
+    if how == "mul":
+        return left * right
+    return tirx.max(left, right) if how == "max" else tirx.min(left, right)
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """`buffer[iters] = value`, or `buffer[iters] = ∘ value over reduces` from `identity` where `how` names ∘."""
+
+    name: str
+    role: str
+    buffer: Any
+    iters: tuple[Any, ...]
+    shape: tuple[int, ...]
+    reduces: tuple[Any, ...]
+    reduced: tuple[int, ...]
+    value: Any
+    how: str
+    identity: Any
+    output: bool
+
+    @property
+    def elements(self) -> int:
+        """Number of elements that it writes."""
+        n = 1
+        for extent in self.shape:
+            n *= extent
+        return n
+
+    @property
+    def reads(self) -> int:
+        """Elements that one result reduces over; 1 without a reduction."""
+        n = 1
+        for extent in self.reduced:
+            n *= extent
+        return n
+
+    @cached_property
+    def loads(self) -> tuple[Any, ...]:
+        """The loads in its value, in no particular order, repeated ones repeated."""
+        found: list[Any] = []
+        tvm_ffi.structural_walk(self.value, (TensorLoad, found.append))
+        return tuple(found)
+
+    @cached_property
+    def cost(self) -> int:
+        """Arithmetic nodes of its own value; a function call or a division counts as many."""
+        # Arithmetic on indices is nearly free: it is counted with the rest, then taken off again.
+        inside = sum(_count(i, 1) for load in self.loads for i in load.indices)
+        return max(_count(self.value, _DEAR) - inside, 0)
+
+
+def _count(expr: Any, dear: int) -> int:
+    """Arithmetic nodes of an expression; a function call or a division of floats counts as `dear`."""
+    total = 0
+
+    def visit(node: Any) -> None:
+        nonlocal total
+        name = str(getattr(getattr(node, "op", None), "name", ""))
+        heavy = isinstance(node, tirx.Div) or (isinstance(node, Call) and name != "tirx.if_then_else")
+        total += dear if heavy and not _integer(node) else 1
+
+    tvm_ffi.structural_walk(expr, (_ARITHMETIC, visit))
+    return total
+
+
+def _integer(node: Any) -> bool:
+    return str(getattr(node.ty, "dtype", node.ty)).startswith(("int", "uint", "bool"))
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """The stages of a function and its parameters. `analyzer` knows the range of every loop variable made so far."""
+
+    func: Any
+    params: tuple[Any, ...]
+    stages: tuple[Stage, ...]
+    analyzer: Any = field(default_factory=sym.Analyzer)
+
+    @cached_property
+    def by_buffer(self) -> dict[Any, Stage]:
+        """The stage that writes a buffer; operands are absent."""
+        return {s.buffer: s for s in self.stages}
+
+    @cached_property
+    def readers(self) -> dict[Any, tuple[Stage, ...]]:
+        """Buffer → the stages that load from it, one entry a load."""
+        found: dict[Any, list[Stage]] = {}
+        for stage in self.stages:
+            for load in stage.loads:
+                found.setdefault(load.source, []).append(stage)
+        return {b: tuple(s) for b, s in found.items()}
+
+    def with_role(self, role: str) -> Stage:
+        """The only stage of that role. ScheduleError if there is none or more than one."""
+        found = [s for s in self.stages if s.role == role]
+        if len(found) != 1:
+            raise ScheduleError(f"expected one stage of role {role}, found {len(found)}")
+        return found[0]
+
+    def downstream(self, stage: Stage) -> list[Stage]:
+        """The stages that depend on `stage`, itself excluded, in running order."""
+        made = {stage.buffer}
+        found = []
+        for other in self.stages:
+            if other is not stage and any(load.source in made for load in other.loads):
+                made.add(other.buffer)
+                found.append(other)
+        return found
+
+    def kept(self, stages: Sequence[Stage]) -> list[Stage]:
+        """Those of `stages` whose values have to be kept: results, reductions, and what is dear and read repeatedly.
+
+        The rest is computed where it is read.
+        """
+        kept = []
+        weight: dict[Any, int] = {}
+        for stage in stages:
+            total = stage.cost + sum(weight.get(load.source, 0) for load in stage.loads)
+            readers = self.readers.get(stage.buffer, ())
+            repeated = len(readers) > 1 or any(r.elements * r.reads > stage.elements for r in readers)
+            if stage.output or stage.how or (repeated and total > CHEAP):
+                kept.append(stage)
+            else:
+                weight[stage.buffer] = total
+        return kept
+
+    def simplify(self, expr: Any) -> Any:
+        """An index expression, simplified by the ranges of the loop variables."""
+        return self.analyzer.simplify(expr)
+
+    def same(self, left: Any, right: Any) -> bool:
+        """Whether two index expressions are provably equal."""
+        return bool(self.analyzer.can_prove_equal(left, right))
+
+    def bound(self, var: Any, extent: int) -> Any:
+        """Tell the analyzer that 0 <= var < extent; gives the variable."""
+        self.analyzer.bind(var, tvm.ir.Range(index(0), index(extent)))
+        return var
+
+    def value(self, stage: Stage, at: Indices, over: Indices, homes: Mapping[Any, Home]) -> Any:
+        """The stage's expression with its axes at `at` and its reduction axes at `over`; a reduction gives one term."""
+        return self.substitute(stage.value, dict(zip((*stage.iters, *stage.reduces), (*at, *over), strict=True)), homes)
+
+    def substitute(self, expr: Any, values: Mapping[Any, Any], homes: Mapping[Any, Home]) -> Any:
+        """`expr` with variables replaced, and every load resolved through `homes`."""
+
+        def variable(var: Any) -> Any:
+            found = values.get(var)
+            if found is None:
+                return var
+            want, have = str(var.ty), str(found.ty)
+            return found if want == have else found.astype(want)
+
+        def load(node: Any) -> Any:
+            return self.load(node.source, list(node.indices), homes)
+
+        return tvm_ffi.structural_map(expr, [(tirx.Var, variable), (TensorLoad, load)])
+
+    def load(self, buffer: Any, at: Indices, homes: Mapping[Any, Home]) -> Any:
+        """An element of a buffer: from its home, from memory if it is an operand, else computed here."""
+        at = [self.simplify(i) for i in at]
+        home = homes.get(buffer)
+        if home is not None:
+            found = home(at)
+            if found is not None:
+                return found
+        stage = self.by_buffer.get(buffer)
+        if stage is None:
+            return tirx.BufferLoad(buffer, at)
+        if stage.how:
+            raise ScheduleError(f"stage {stage.name} reduces: it cannot be computed where it is read")
+        return self.value(stage, at, [], homes)
+
+
+def lift(func: Any) -> Program:
+    """The stages of a function that FuseTIR made. ScheduleError if it is not a list of element expressions."""
+    params = tuple(func.params)
+    if any(not hasattr(p, "shape") for p in params):
+        raise ScheduleError("a parameter of the function is a scalar")
+    stages: list[Stage] = []
+    _statement(func.body, params, stages)
+    return Program(func, params, tuple(stages))
+
+
+def _statement(node: Any, params: tuple[Any, ...], stages: list[Stage]) -> None:
+    if isinstance(node, tirx.SeqStmt):
+        for part in node.seq:
+            _statement(part, params, stages)
+    elif isinstance(node, tirx.For | tirx.AttrStmt):
+        _statement(node.body, params, stages)
+    elif isinstance(node, SBlockRealize):
+        block = node.block
+        if len(block.iter_vars) == 0 and not isinstance(block.body, tirx.BufferStore):
+            _statement(block.body, params, stages)
+        else:
+            stages.append(_stage(node, params))
+    else:
+        raise ScheduleError(f"a statement of the form {type(node).__name__} is no stage")
+
+
+def _extent(item: Any) -> int:
+    if not isinstance(item.dom.extent, tirx.IntImm) or not isinstance(item.dom.min, tirx.IntImm) or int(item.dom.min):
+        raise ScheduleError(f"axis {item.var} has no constant range from 0")
+    return int(item.dom.extent)
+
+
+def _stage(realize: Any, params: tuple[Any, ...]) -> Stage:
+    block: SBlock = realize.block
+    name = str(block.name_hint)
+    store = block.body
+    if not isinstance(store, tirx.BufferStore):
+        raise ScheduleError(f"block {name} is not one store")
+    predicate = realize.predicate
+    if not isinstance(predicate, tirx.IntImm) or not int(predicate):
+        raise ScheduleError(f"block {name} runs under a condition")
+    kinds = {int(iv.iter_type) for iv in block.iter_vars}
+    if kinds - {int(tirx.IterVar.DataPar), int(tirx.IterVar.CommReduce)}:
+        raise ScheduleError(f"block {name} iterates in a fixed order")
+    spatial = [iv for iv in block.iter_vars if int(iv.iter_type) == int(tirx.IterVar.DataPar)]
+    reduces = [iv for iv in block.iter_vars if int(iv.iter_type) == int(tirx.IterVar.CommReduce)]
+    shape = tuple(int(e) for e in store.buffer.shape)
+    iters, extents = _written_by(store, spatial, name)
+    if extents != shape:
+        raise ScheduleError(f"block {name} does not write its whole buffer")
+    how, identity, value = "", None, store.value
+    if reduces:
+        how, identity, value = _reduction(block, store, name)
+    annotations = block.annotations
+    role = str(annotations["autofuse.role"]) if annotations and "autofuse.role" in annotations else ""
+    return Stage(
+        name, role, store.buffer, iters, shape, tuple(iv.var for iv in reduces), tuple(_extent(iv) for iv in reduces),
+        value, how, identity, any(p.same_as(store.buffer) for p in params),
+    )  # fmt: skip
+
+
+def _written_by(store: Any, spatial: Sequence[Any], name: str) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+    """The spatial variables in the order of the buffer's axes; a fresh one for an axis written at 0."""
+    known = {iv.var: _extent(iv) for iv in spatial}
+    iters: list[Any] = []
+    extents: list[int] = []
+    for position, at in enumerate(store.indices):
+        if isinstance(at, tirx.IntImm) and int(at) == 0:
+            iters.append(tirx.Var(f"zero{position}", "int64"))
+            extents.append(1)
+        elif isinstance(at, tirx.Var) and at in known:
+            iters.append(at)
+            extents.append(known.pop(at))
+        else:
+            raise ScheduleError(f"block {name} writes at computed indices")
+    if any(extent != 1 for extent in known.values()):
+        raise ScheduleError(f"block {name} writes an element several times")
+    return tuple(iters), tuple(extents)
+
+
+def _reduction(block: Any, store: Any, name: str) -> tuple[str, Any, Any]:
+    how = next((text for kind, text in _COMBINERS.items() if isinstance(store.value, kind)), None)
+    if how is None or not isinstance(block.init, tirx.BufferStore):
+        raise ScheduleError(f"block {name} reduces in a way that is not known")
+    left, right = store.value.a, store.value.b
+
+    def own(side: Any) -> bool:
+        return isinstance(side, TensorLoad) and bool(side.source.same_as(store.buffer))
+
+    if own(left):
+        return how, block.init.value, right
+    if own(right):
+        return how, block.init.value, left
+    raise ScheduleError(f"block {name} reduces in a way that is not known")
+
+
+def finish(program: Program, body: Any) -> Any:
+    """A function with the parameters of the program's and `body` as its loops, marked as scheduled."""
+    func = program.func
+    root = SBlockRealize([], tirx.const(True, "bool"), SBlock([], [], [], "root", body))
+    return tirx.PrimFunc(func.params, root, attrs=func.attrs).with_attr("tirx.is_scheduled", True)
