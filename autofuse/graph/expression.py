@@ -60,6 +60,7 @@ def walk(expr: Expr) -> Iterator[Expr]:
         stack.extend(operands(top))
 
 
+@lru_cache(maxsize=1 << 15)
 def variables(expr: Expr) -> frozenset[int]:
     """The iteration variables that it depends on."""
     if expr[0] == "v":

@@ -307,6 +307,8 @@ class _Classifier:
             if var not in axes or axes.index(var) <= last:
                 return False
             last = axes.index(var)
+            if index[0] == "v" and self.extent(var) <= extent:
+                continue
             line = np.arange(self.extent(var), dtype=np.int64)
             place = np.broadcast_to(evaluate(index, {var: line}), line.shape)
             inside = place[(place >= 0) & (place < extent)]
