@@ -249,7 +249,7 @@ class TestCollection:
         assert [w.text for w in store.workloads()] == [f"text of {k}-relu" for k in "abc"]
         form = store.form("b-relu", "")
         assert form is not None and key_of(group_from_text(form.text)) == "b-relu"
-        assert store.baseline("hw") == {"memory": 2e-3}
+        assert store.baseline("hw") == {"memory": 1.5e-3}  # the lower quartile of 1, 2, 3 ms
         assert all(r.family == "plain" and r.reference == "memory" for r in store.records() if r.ok)
 
     def test_goes_on_where_it_stopped(self, store: RecordStore) -> None:

@@ -10,7 +10,8 @@ form        the group as it was stored when measured (`groups.py`): workload and
 record      one measurement of one kernel: the three above, configuration, border layouts, how it ended, samples (JSON
             list, seconds), reference samples (JSON object of lists as long as `samples`), the reference that counts,
             and what look-ups need of them: latency (median, seconds), reference_latency (the reference's lower
-            quartile, seconds), ratio (lower quartile of the samples / that of the reference's). tir_digest identifies the scheduled code. created is UTC. digest makes merging idempotent.
+            quartile, seconds), ratio (lower quartile of the samples / that of the reference's). tir_digest identifies
+            the scheduled code. created is UTC. digest makes merging idempotent.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class RecordStore(abc.ABC):
 
     @abc.abstractmethod
     def refresh_baseline(self, hardware: str) -> Mapping[str, float]:
-        """Take the medians of the reference kernels' quiet times over the hardware's records as their usual times, in seconds.
+        """Take the medians of the references' quiet times over the hardware's records as their usual times, seconds.
 
         Latencies are normalised with these. Called at the end of a collection and after a merge.
         """

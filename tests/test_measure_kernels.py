@@ -1,0 +1,126 @@
+"""From groups of a model to items, build requests and right outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from plain_groups import FAMILY, PlainFamily, Scale, chain, graph
+
+from autofuse.cost.model import Candidate
+from autofuse.graph.keys import canonical_text, workload_key
+from autofuse.graph.model import Access, Graph, Group, MappingType, Operator, Role, Tensor
+from autofuse.graph.reasons import Refusal
+from autofuse.measure.kernels import KernelSource, index_ranges, items_of
+from autofuse.target import Hardware
+
+HARDWARE = Hardware()
+
+
+class Picky(PlainFamily):
+    """Takes single operators only."""
+
+    name: ClassVar[str] = "picky"
+
+    def match(self, group: Group, hardware: Hardware) -> Refusal | None:
+        return None if len(group.members) == 1 else Refusal("size", "more than one operator")
+
+
+class View(PlainFamily):
+    """Takes groups that compute nothing."""
+
+    name: ClassVar[str] = "view"
+
+    def match(self, group: Group, hardware: Hardware) -> Refusal | None:
+        return None if group.operators[0].kind == "reshape" else Refusal("kind", "computes something")
+
+
+class TestItems:
+    def test_take_the_first_family_that_matches_and_its_first_configurations(self) -> None:
+        g = graph(["a", "b"])
+        groups = [Group.of(g, [0]), Group.of(g, [0, 1])]
+        items = items_of(groups, (Picky(), FAMILY), HARDWARE, "net", configs=2, planned={groups[1]})
+        assert [(i.candidate.family.name, i.candidate.config.text, i.planned) for i in items] == [
+            ("picky", "scale=1", False),
+            ("picky", "scale=2", False),
+            ("plain", "scale=1", True),
+            ("plain", "scale=2", True),
+        ]
+        assert items[2].key == workload_key(groups[1]) and items[2].text == canonical_text(groups[1])
+        assert all(i.model == "net" for i in items)
+
+    def test_leave_out_what_nothing_schedules_and_what_computes_nothing(self) -> None:
+        assert items_of([chain(["reshape"])], (View(), FAMILY), HARDWARE, "net") == []
+        assert items_of([chain(["a", "b"])], (Picky(),), HARDWARE, "net") == []
+
+
+def test_indices_stay_within_what_they_index() -> None:
+    tensors = (
+        Tensor(0, "table", (50, 7), role=Role.CONSTANT),
+        Tensor(1, "ids", (1, 9), "int64", Role.INPUT),
+        Tensor(2, "flags", (1, 9), "int32", Role.INPUT),
+        Tensor(3, "out", (1, 9, 7)),
+    )
+    take = Operator(0, "take", "take", "take", (0, 1, 2), (3,), (Access(0, 0, MappingType.SHUFFLE),), attrs={"axis": 0})
+    group = Group.of(Graph("g", tensors, (take,), (1, 2), (3,)), [0])
+    assert index_ranges(group) == {1: (0.0, 49.0), 2: (0.0, 1.0)}
+    unknown = replace(group.graph, operators=(replace(take, attrs={}),))
+    assert index_ranges(Group.of(unknown, [0]))[1] == (0.0, 6.0)
+
+
+def plain(group: Group) -> Any:
+    """What fusing the group gives: out = x * 2 over 64 floats, as plain loops."""
+    from tvm.script import tirx as T
+
+    @T.prim_func
+    def kernel(x: T.Buffer((64,), "float32"), out: T.Buffer((64,), "float32")):  # type: ignore
+        for i in range(64):
+            out[i] = x[i] * T.float32(2)
+
+    return kernel.with_attr("global_symbol", "fused")
+
+
+@pytest.fixture(scope="module")
+def group() -> Group:
+    return chain(["double"])
+
+
+@pytest.fixture(scope="module")
+def source(group: Group) -> Iterator[KernelSource]:
+    model: Any = SimpleNamespace(
+        graph=group.graph,
+        hardware=HARDWARE,
+        target=SimpleNamespace(description={"kind": "llvm"}),
+        fuser=SimpleNamespace(fuse=plain),
+    )
+    with KernelSource([model], largest=1000.0) as made:
+        yield made
+
+
+class TestKernelSource:
+    def test_requests_carry_the_scheduled_code(self, source: KernelSource, group: Group) -> None:
+        (item,) = items_of([group], (FAMILY,), HARDWARE, "net", configs=1)
+        made = source.request(item, "candidate", Path("k.so"))
+        assert (made.key, made.candidate, made.library) == (item.key, "candidate", "k.so")
+        assert [a.output for a in made.arguments] == [False, True] and made.arguments[0].shape == (64,)
+        assert "T.float32(2" in made.payload and made.options["s_tir.LoopPartition"]
+
+    def test_right_outputs_come_from_the_unscheduled_loops(self, source: KernelSource, group: Group) -> None:
+        x = np.linspace(-1, 1, 64, dtype=np.float32)
+        outputs = source.reference(Candidate(group, FAMILY, Scale()), [x])
+        assert outputs is not None and len(outputs) == 1 and np.array_equal(outputs[0], x * 2)
+
+    def test_what_cannot_run_is_an_error_of_one_line(self, source: KernelSource, group: Group) -> None:
+        with pytest.raises(RuntimeError, match="does not run") as caught:
+            source.reference(Candidate(group, FAMILY, Scale()), [np.zeros(3, np.float32)])
+        assert "\n" not in str(caught.value)
+
+    def test_large_groups_are_not_checked(self, source: KernelSource, group: Group) -> None:
+        busy = replace(group.graph.operators[0], work=replace(group.work, fma=10**9))
+        large = Group.of(replace(group.graph, operators=(busy,)), [0])
+        assert source.reference(Candidate(large, FAMILY, Scale()), []) is None
