@@ -68,6 +68,13 @@ def greedy_cover(problem: SearchProblem) -> list[int]:
     A set that is not among the choices (no schedule takes it) is covered by the fewest choices inside it.
     """
     inside = within(problem, problem.greedy)
+    if len(inside) == len({problem.choices[i].owned & -problem.choices[i].owned for i in inside}):
+        covered = 0
+        for i in inside:
+            covered += problem.choices[i].owned
+        whole = covered == (1 << len(problem.graph.operators)) - 1
+        if whole and run_order(problem.graph, [problem.choices[i] for i in inside]) is not None:
+            return inside  # every set is a choice: nothing to search
     fewest = [1.0 + 1e-6 * _share(problem, i) for i in range(len(problem.choices))]
     for allowed in (inside, within(problem, problem.greedy, keep_exact=False)):
         picked = [problem.choices[i] for i in allowed]
@@ -91,20 +98,25 @@ def within(problem: SearchProblem, sets: Sequence[Sequence[int]], *, keep_exact:
     With `keep_exact`, where a whole set is a choice, only that one (the cheapest).
     """
     home = {m: k for k, members in enumerate(sets) for m in members}
+    masks = [0] * len(sets)
+    for m, k in home.items():
+        masks[k] |= 1 << m
     whole: dict[int, int] = {}
+    single: dict[int, int] = {}
     parts: list[int] = []
     for i, choice in enumerate(problem.choices):
         members = choice.group.members
-        if choice.recomputed:
-            continue
-        k = home.get(members[0])
-        if k is None:
-            if len(members) == 1:
-                parts.append(i)
-        elif all(home.get(m) == k for m in members):
+        k = home.get(members[0], -1)
+        if k < 0:
+            if len(members) == 1 and not choice.recomputed:
+                best = single.setdefault(members[0], i)
+                if choice.cost < problem.choices[best].cost:
+                    single[members[0]] = i
+        elif not choice.group.mask & ~masks[k] and not choice.recomputed:
             parts.append(i)
-            if len(members) == len(set(sets[k])) and (k not in whole or choice.cost < problem.choices[whole[k]].cost):
+            if choice.group.mask == masks[k] and (k not in whole or choice.cost < problem.choices[whole[k]].cost):
                 whole[k] = i
+    parts = sorted([*parts, *single.values()])
     if not keep_exact:
         return parts
     return [i for i in parts if whole.get(home.get(problem.choices[i].group.members[0], -1), i) == i]

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from autofuse.graph.model import Graph, bits
 from autofuse.search.problem import Choice, Thresholds
 from autofuse.search.regions import Region, cut
 
+_INFINITE = float("inf")
 _SLACK = 1 + 1e-12  # sums of the same numbers in another order differ by rounding
 _QUICK_BEAM = 8  # states a level in the first look for a bound
 _CAPPED_BEAM = 64  # states a level once a region ran over its cap
@@ -147,40 +149,52 @@ class _RegionSearch:
         An operator that may be left to recomputation costs nothing at least.
         """
         count = len(self.region.operators)
-        base = [float("inf")] * count
+        base = [_INFINITE] * count
+        shared = [_INFINITE] * count
         for c, w in zip(self.choices, self.weights, strict=True):
-            if c.owned and not c.owned & (c.owned - 1):
-                v = c.owned.bit_length() - 1
+            if len(c.operators) == 1:
+                v = c.operators[0]
                 base[v] = min(base[v], w)
+            elif c.operators:
+                for v in c.operators:
+                    shared[v] = min(shared[v], w / len(c.operators))
+        base = [b if b < _INFINITE else s for b, s in zip(base, shared, strict=True)]
+        free = self.may_skip
+        ratio = [_INFINITE] * count
         for c, w in zip(self.choices, self.weights, strict=True):
-            share = w / max(1, c.owned.bit_count())
-            for v in bits(c.owned):
-                if base[v] == float("inf"):
-                    base[v] = share
-        ratio = [float("inf")] * count
-        for c, w in zip(self.choices, self.weights, strict=True):
-            fixed = [v for v in bits(c.owned) if not self.may_skip >> v & 1]
-            total = sum(base[v] for v in fixed)
+            fixed = c.operators if not c.owned & free else [v for v in c.operators if not free >> v & 1]
+            total = sum([base[v] for v in fixed])
+            share = w / total if total > 0 else 0.0
             for v in fixed:
-                ratio[v] = min(ratio[v], w / total if total > 0 else 0.0)
-        self.share = [
-            0.0 if self.may_skip >> v & 1 or ratio[v] == float("inf") else base[v] * ratio[v] for v in range(count)
-        ]
-        self.share_of = [sum(self.share[v] for v in bits(c.owned)) for c in self.choices]
+                if share < ratio[v]:
+                    ratio[v] = share
+        self.share = [0.0 if free >> v & 1 or ratio[v] == _INFINITE else base[v] * ratio[v] for v in range(count)]
+        self.share_of = [sum([self.share[v] for v in c.operators]) for c in self.choices]
 
     def _sort_choices(self) -> None:
-        """For each operator the choices that own it, cheapest per operator first."""
-        groups: list[list[int]] = [[] for _ in self.region.operators]
+        """For each operator the choices that begin with it, cheapest per operator first."""
         worth = [
-            (w / s if s > 0 else w / max(1, c.owned.bit_count()), -c.owned.bit_count())
+            (w / s if s > 0 else w / max(1, len(c.operators)), -len(c.operators))
             for c, w, s in zip(self.choices, self.weights, self.share_of, strict=True)
         ]
-        for j in sorted(range(len(self.choices)), key=lambda j: (worth[j], j)):
-            for v in bits(self.choices[j].owned):
+        self.sorted = sorted(range(len(self.choices)), key=lambda j: (worth[j], j))
+        self.beginning: list[list[int]] = [[] for _ in self.region.operators]
+        for j in self.sorted:
+            if self.choices[j].operators:
+                self.beginning[self.choices[j].operators[0]].append(j)
+
+    @cached_property
+    def groups(self) -> list[list[int]]:
+        """For each operator the choices that own it, cheapest per operator first.
+
+        Only needed where a choice waits: when everything before an operator is decided, only groups that begin with
+        it are left.
+        """
+        groups: list[list[int]] = [[] for _ in self.region.operators]
+        for j in self.sorted:
+            for v in self.choices[j].operators:
                 groups[v].append(j)
-        self.groups = groups
-        # When everything before an operator is decided, only groups that begin with it are left.
-        self.beginning = [[j for j in js if not self.choices[j].owned & ((1 << v) - 1)] for v, js in enumerate(groups)]
+        return groups
 
     def run(self, known: Sequence[Sequence[int]]) -> tuple[list[int], bool] | None:
         """Positions in the region's choices, in run order, and whether that is proved best; None if nothing fits."""

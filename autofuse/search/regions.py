@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autofuse.graph.model import Graph, bits
+from autofuse.graph.model import Graph
 from autofuse.search.order import depth_first
 from autofuse.search.problem import Choice
 
@@ -21,6 +21,7 @@ class LocalChoice:
 
     index: int
     owned: int
+    operators: tuple[int, ...]  # the owned ones, ascending
     extra: int  # recomputed members
     reads: int  # operators of this region whose results it reads
     writes: int
@@ -66,10 +67,22 @@ def _region(graph: Graph, part: Sequence[int], choices: Sequence[tuple[int, Choi
 
     def renumber(mask: int) -> int:
         out = 0
-        for op in bits(mask):
+        while mask:
+            low = mask & -mask
+            mask ^= low
+            op = low.bit_length() - 1
             if op in local:
                 out |= 1 << local[op]
         return out
+
+    def localise(index: int, choice: Choice) -> LocalChoice:
+        extra = choice.recomputed
+        members = [local[m] for m in choice.group.members if not extra >> m & 1]
+        owned = 0
+        for m in members:
+            owned |= 1 << m
+        writes = owned if choice.writes == choice.owned else renumber(choice.writes)
+        return LocalChoice(index, owned, tuple(sorted(members)), renumber(extra), renumber(choice.reads), writes)
 
     must_write = 0
     needs = [0] * len(part)
@@ -83,10 +96,7 @@ def _region(graph: Graph, part: Sequence[int], choices: Sequence[tuple[int, Choi
                 needs[local[op]] |= needs[local[s]]
         if not final.isdisjoint(graph.operators[op].outputs):
             must_write |= 1 << local[op]
-    rows = [
-        LocalChoice(i, renumber(c.owned), renumber(c.recomputed), renumber(c.reads), renumber(c.writes))
-        for i, c in choices
-    ]
+    rows = [localise(i, c) for i, c in choices]
     rows.sort(key=lambda c: (c.owned, c.extra, c.writes, c.index))
     return Region(tuple(part), tuple(rows), must_write, tuple(needs))
 
