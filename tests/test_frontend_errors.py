@@ -185,6 +185,13 @@ def test_a_side_input_that_must_be_constant(capfd: pytest.CaptureFixture[str]) -
     assert "'grow'" in text and "constant" in text
 
 
+def test_an_output_that_cannot_be_computed_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    pool = node("MaxPool", ["x"], ["y", "where"], name="pool", kernel_shape=[2, 2])
+    text = _line(capfd, model([pool], {"x": [1, 2, 4, 4]}, ["y", "where"]), ModelError)
+    assert "'pool'" in text and "'where'" in text
+    assert prepare(model([pool], {"x": [1, 2, 4, 4]}, ["y"])).output_shapes == ((1, 2, 3, 3),)
+
+
 def test_sequences_of_different_lengths_are_refused(capfd: pytest.CaptureFixture[str]) -> None:
     source = model(
         [node("RNN", ["x", "w", "r", "", "n"], ["y"], name="rnn", hidden_size=2)],

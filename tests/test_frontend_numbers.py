@@ -145,9 +145,10 @@ def test_clip_in_all_its_forms() -> None:
             node("Clip", ["x", "lo"], ["c"]),
             node("Clip", ["x", "zero"], ["d"]),
             node("Clip", ["x", "run"], ["e"]),
+            node("Clip", ["x", "hi", "lo"], ["f"]),
         ],
         {"x": [2, 9], "run": []},
-        ["a", "b", "c", "d", "e"],
+        ["a", "b", "c", "d", "e", "f"],
         {"lo": np.float32(-0.5), "hi": np.float32(0.5), "zero": np.float32(0)},
     )
     prepared = assert_same_as_onnxruntime(source)
@@ -365,7 +366,7 @@ def test_padding_that_is_left_to_be_worked_out() -> None:
             node("MaxPool", ["x"], ["c"], auto_pad="SAME_LOWER", kernel_shape=[2, 2], strides=[2, 2]),
             node("AveragePool", ["x"], ["d"], auto_pad="SAME_UPPER", kernel_shape=[3, 2], strides=[2, 2]),
             node("ConvTranspose", ["x", "t"], ["e"], auto_pad="SAME_UPPER", strides=[2, 2]),
-            node("ConvTranspose", ["x", "t"], ["f"], output_shape=[14, 13], strides=[2, 2]),
+            node("ConvTranspose", ["x", "t"], ["f"], output_shape=[14, 14], strides=[2, 2]),
             node("MaxPool", ["x"], ["g"], auto_pad="VALID", kernel_shape=[2, 3]),
         ],
         {"x": [1, 2, 7, 6]},
@@ -391,13 +392,21 @@ def test_casts_comparisons_and_one_hot() -> None:
             node("Where", ["m", "x", "zero"], ["c"]),
             node("OneHot", ["i", "depth", "values"], ["d"], axis=1),
             node("Pow", ["x", "two"], ["e"]),
+            node("Pow", ["x", "three"], ["f"]),
+            node("Pow", ["i", "three"], ["g"]),
         ],
         {"x": [2, 5], "i": ([2, 3], TensorProto.INT64)},
-        list("abcde"),
-        {"zero": np.float32(0), "depth": np.array(4), "values": np.array([-1, 2], "float32"), "two": np.float32(2)},
+        list("abcdefg"),
+        {
+            "zero": np.float32(0),
+            "depth": np.array(4),
+            "values": np.array([-1, 2], "float32"),
+            "two": np.float32(2),
+            "three": np.array(3),
+        },
     )
     counts = operators(assert_same_as_onnxruntime(source))
-    assert counts["astype"] == 1 and "power" not in counts and "one_hot" not in counts
+    assert "power" not in counts and "one_hot" not in counts
 
 
 def test_attention_of_the_operator_set_is_taken_apart() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import onnx
 import tvm
+from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from autofuse.errors import ModelError
@@ -117,9 +118,18 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         try:
             convert = self._converters[op_name].get_converter(opset)
             result = convert(self.bb, inputs, attrs, [self._nodes, self._params])
-            return self.bb.normalize(result) if isinstance(result, tvm.ir.Expr) else result
+            result = self.bb.normalize(result) if isinstance(result, tvm.ir.Expr) else result
+            _check_outputs(node, result)
+            return result
         except Exception as error:
             raise _NodeFailure(node, error) from None
+
+
+def _check_outputs(node: onnx.NodeProto, result: Any) -> None:
+    ty = getattr(result, "ty", None)
+    count = len(ty.fields) if isinstance(ty, relax.TupleType) else 1
+    if count < len(node.output):
+        raise ModelError(f"its output '{node.output[count]}' is not supported; export the model without it")
 
 
 def _reason(error: BaseException) -> str:

@@ -31,17 +31,23 @@ def bake_pads(graph: onnx.GraphProto) -> None:
         kernel = attributes.get("kernel_shape") or shapes.get(node.input[1], ())[2:]
         if len(kernel) != len(sizes):
             continue
-        totals = _totals(node.op_type, sizes, kernel, attributes, mode, fixed_output)
+        needed = _needed(node.op_type, sizes, kernel, attributes, mode, fixed_output)
+        totals = [max(total, 0) for total in needed]
         # The odd one goes to the end for SAME_UPPER; a transposed convolution with a given output puts it first.
         small = [total // 2 for total in totals]
         large = [total - total // 2 for total in totals]
         pads = [*small, *large] if mode == "SAME_UPPER" else [*large, *small]
-        kept = [a for a in node.attribute if a.name not in ("auto_pad", "pads", "output_shape")]
+        written = {"pads": pads}
+        if any(lack < 0 for lack in needed):
+            # Longer than the windows reach: rows that nothing contributes to.
+            extra = attributes.get("output_padding") or [0] * len(sizes)
+            written["output_padding"] = [e + max(-lack, 0) for e, lack in zip(extra, needed, strict=True)]
+        kept = [a for a in node.attribute if a.name not in ("auto_pad", "output_shape", *written)]
         del node.attribute[:]
-        node.attribute.extend([*kept, onnx.helper.make_attribute("pads", pads)])
+        node.attribute.extend([*kept, *(onnx.helper.make_attribute(name, value) for name, value in written.items())])
 
 
-def _totals(
+def _needed(
     op: str,
     sizes: Sequence[int],
     kernel: Sequence[int],
@@ -49,6 +55,7 @@ def _totals(
     mode: str,
     fixed_output: Sequence[int] | None,
 ) -> list[int]:
+    """Padding of each axis, start and end together; negative where a given output is longer than what is computed."""
     rank = len(sizes)
     strides = attributes.get("strides") or [1] * rank
     dilations = attributes.get("dilations") or [1] * rank
@@ -62,5 +69,7 @@ def _totals(
             needed = strides[k] * (sizes[k] - 1) + extra[k] + reach - wanted
         else:
             needed = (-(-sizes[k] // strides[k]) - 1) * strides[k] + reach - sizes[k]
-        totals.append(max(needed, 0) if mode != "VALID" or fixed_output else 0)
+        if op != "ConvTranspose" or not fixed_output:
+            needed = max(needed, 0) if mode != "VALID" else 0
+        totals.append(needed)
     return totals

@@ -26,6 +26,9 @@ _SKIPPED_PATTERNS = [
     "FusionConvMul", "FusionConvTransposeMul", "FusionConvAdd", "FusionConvTransposeAdd",
 ]  # fmt: skip
 
+_OPTIONAL_OUTPUTS = {
+    "MaxPool", "Dropout", "BatchNormalization", "LayerNormalization", "LSTM", "GRU", "RNN", "SkipLayerNormalization",
+}  # fmt: skip
 # A definition may use operators that are defined in turn.
 _DEEPEST_DEFINITION = 4
 _HOLDER = "autofuse.inputs"
@@ -50,6 +53,7 @@ def slim_onnx(model: onnx.ModelProto, supported: set[str], strict: bool) -> onnx
     reject_empty(light.graph)
     bake_pads(light.graph)
     light = fold_constants(_structural_slim(light))
+    _trim_outputs(light.graph)
     _restore_interface(light.graph, inputs, outputs, weights)
     return _with_weights(light, model, weights)
 
@@ -130,6 +134,15 @@ def _restore_interface(
         ordered.append(copy)
     del graph.output[:]
     graph.output.extend(ordered)
+
+
+def _trim_outputs(graph: onnx.GraphProto) -> None:
+    """Drops the last outputs of a node that are optional and that nothing reads."""
+    read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+    for node in graph.node:
+        if node.op_type in _OPTIONAL_OUTPUTS:
+            while len(node.output) > 1 and node.output[-1] not in read:
+                node.output.pop()
 
 
 def _inline_unsupported(model: onnx.ModelProto, supported: set[str]) -> onnx.ModelProto:

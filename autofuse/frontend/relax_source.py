@@ -65,7 +65,7 @@ def _bind_one(
     if wanted is None:
         if batch is not None and declared and isinstance(declared[0], tvm.tirx.Var):
             fixed.setdefault(declared[0], batch)
-        elif batch is not None and declared and int(declared[0]) != batch:
+        elif batch is not None and declared and isinstance(declared[0], tvm.tirx.IntImm) and int(declared[0]) != batch:
             raise InputError(f"batch {batch}: input '{name}' of this Relax module is fixed at {declared[0]} there")
         return
     text = ",".join(str(size) for size in wanted)

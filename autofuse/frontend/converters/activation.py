@@ -43,7 +43,8 @@ def _clip(data: Any, low: float, high: float) -> Any:
         return data
     if low == 0 and high == np.inf:
         return relax.op.nn.relu(data)
-    if dtype.startswith("float") and np.isfinite([low, high]).all():
+    # Bounds the wrong way round give the upper one, as minimum(maximum(x, low), high) does.
+    if dtype.startswith("float") and np.isfinite([low, high]).all() and low <= high:
         return relax.op.clip(data, float(low), float(high))
     if low != -np.inf:
         data = relax.op.maximum(data, relax.const(low, dtype))

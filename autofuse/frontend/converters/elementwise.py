@@ -1,4 +1,4 @@
-"""Cast, OneHot and the operators of any number of inputs (Min, Max, Sum, Mean) as plain elementwise operators.
+"""Cast, OneHot, Pow and the operators of any number of inputs (Min, Max, Sum, Mean) as plain elementwise operators.
 
 TVM's own conversions broadcast and stack the inputs in memory, and guard casts against what ONNX leaves undefined.
 """
@@ -71,9 +71,8 @@ class OneHot(OnnxOpConverter):  # type: ignore[misc]
     def _impl_v9(cls, bb: Any, inputs: Any, attr: Attributes, params: Params) -> Any:
         indices = inputs[0]
         depth_input = constant_input(inputs, 1, "depth")
-        values = constant_input(inputs, 2, "values")
-        if depth_input is None or values is None:
-            raise ModelError("gives no depth or no values")
+        if depth_input is None:
+            raise ModelError("gives no depth")
         depth = int(depth_input.reshape(-1)[0])
         rank = len(shape_of(indices)) + 1
         axis = int(attr.get("axis", -1)) % rank
@@ -85,7 +84,26 @@ class OneHot(OnnxOpConverter):  # type: ignore[misc]
         along[axis] = depth
         positions = constant(np.arange(depth, dtype="int64").reshape(along))
         hot = bb.normalize(relax.op.equal(relax.op.expand_dims(indices, axis), positions))
-        return relax.op.where(hot, constant(values[1].copy()), constant(values[0].copy()))
+        off, on = (
+            bb.normalize(relax.op.reshape(relax.op.strided_slice(inputs[2], [0], [k], [k + 1]), (1,))) for k in (0, 1)
+        )
+        return relax.op.where(hot, on, off)
+
+
+class Pow(OnnxOpConverter):  # type: ignore[misc]
+    """The result has the base's type, whatever the exponent's; integers go through float64, as power is for floats."""
+
+    @classmethod
+    def _impl_v7(cls, bb: Any, inputs: Any, attr: Attributes, params: Params) -> Any:
+        base, exponent = inputs[0], inputs[1]
+        dtype = str(base.ty.dtype.dtype)
+        between = dtype if dtype.startswith("float") else "float64"
+        operands = [
+            value if str(value.ty.dtype.dtype) == between else bb.normalize(relax.op.astype(value, between))
+            for value in (base, exponent)
+        ]
+        result = bb.normalize(relax.op.power(*operands))
+        return result if between == dtype else relax.op.astype(relax.op.round(result), dtype)
 
 
 CONVERTERS: dict[str, Any] = {
@@ -94,5 +112,6 @@ CONVERTERS: dict[str, Any] = {
     "Mean": Mean,
     "Min": _folded(relax.op.minimum),
     "OneHot": OneHot,
+    "Pow": Pow,
     "Sum": _folded(relax.op.add),
 }
