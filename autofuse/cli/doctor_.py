@@ -11,8 +11,8 @@ import click
 from autofuse.cli.options import json_option, print_json
 
 _PACKAGES = (
-    "apache-tvm", "apache-tvm-ffi", "numpy", "onnx", "onnxslim", "xgboost-cpu", "scikit-learn", "optuna", "sqlite-utils",
-    "onnxruntime", "openvino", "torch",
+    "apache-tvm", "apache-tvm-ffi", "numpy", "onnx", "onnxslim", "xgboost-cpu", "scikit-learn", "optuna",
+    "sqlite-utils", "onnxruntime", "openvino", "torch",
 )  # fmt: skip
 _OPTIONAL = {"onnxruntime": "autofuse[bench]", "openvino": "autofuse[bench]", "torch": "autofuse[torch]"}
 

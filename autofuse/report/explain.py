@@ -1,0 +1,160 @@
+"""Why two operators are, or are not, in one kernel: the rule, the refusal or the costs on both sides.
+
+Takes a search problem and a plan's choices; gives one `EdgeReport` for an edge of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from autofuse.errors import PlanError
+from autofuse.graph.legality import check_group, convex_hull, edge_rule
+from autofuse.graph.model import Graph, Group, bits
+from autofuse.graph.reasons import Refusal
+
+if TYPE_CHECKING:
+    from autofuse.cost.model import CostModel
+    from autofuse.schedule.family import ScheduleFamily
+    from autofuse.search.problem import Choice, SearchProblem
+    from autofuse.target import Hardware
+
+
+@dataclass(frozen=True)
+class EdgeReport:
+    """What is known of one edge. Costs in seconds; None where there is no such kernel.
+
+    together: whether the plan has both in one kernel. refusal: why the two alone (with what lies between them) are no
+    legal group. cost_together: of the cheapest kernel known that is exactly that set; cost_apart: of its operators as
+    kernels of their own; cost_planned: of the plan's kernels that hold the two.
+    """
+
+    producer: str
+    consumer: str
+    tensor: str
+    mapping: str
+    rule: str
+    reason: str
+    together: bool
+    refusal: str | None
+    family: str | None
+    cost_together: float | None
+    cost_apart: float | None
+    cost_planned: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+    def sentences(self) -> str:
+        """The report for a person."""
+        lines = [f"{self.producer} → {self.consumer} ({self.mapping})"]
+        lines.append(f"  rule: {self.rule}: {self.reason}")
+        if self.refusal:
+            lines.append(f"  one kernel for the two: no, {self.refusal}")
+        elif self.cost_together is not None and self.cost_apart is not None:
+            gain = self.cost_apart / self.cost_together if self.cost_together else 1.0
+            lines.append(
+                f"  one kernel for the two ({self.family}): {self.cost_together * 1e6:.2f} µs, apart"
+                f" {self.cost_apart * 1e6:.2f} µs ({gain:.2f}×)"
+            )
+        else:
+            lines.append(f"  one kernel for the two: legal ({self.family}), but pruned before it was costed")
+        verdict = "in one kernel" if self.together else "in different kernels"
+        lines.append(f"  the plan has them {verdict} ({self.cost_planned * 1e6:.2f} µs with their neighbours)")
+        return "\n".join(lines)
+
+
+class Explainer:
+    """Explains edges of one problem under one plan."""
+
+    def __init__(
+        self,
+        problem: SearchProblem,
+        choices: Sequence[Choice],
+        costs: CostModel,
+        hardware: Hardware,
+        families: Sequence[ScheduleFamily],
+    ) -> None:
+        self.problem = problem
+        self.choices = choices
+        self.costs = costs
+        self.hardware = hardware
+        self.families = families
+        self._by_mask: dict[int, Choice] = {}
+        for choice in problem.choices:
+            if not choice.recomputed and (
+                choice.group.mask not in self._by_mask or choice.cost < self._by_mask[choice.group.mask].cost
+            ):
+                self._by_mask[choice.group.mask] = choice
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that is explained."""
+        return self.problem.graph
+
+    def operator(self, name: str) -> int:
+        """Index of the operator with this name (or number). PlanError naming what is close if there is none."""
+        names = [op.name for op in self.graph.operators]
+        if name in names:
+            return names.index(name)
+        if name.isdigit() and int(name) < len(names):
+            return int(name)
+        import difflib
+
+        close = difflib.get_close_matches(name, names, 3)
+        hint = f"; close: {', '.join(close)}" if close else "; `autofuse explain MODEL` lists them"
+        raise PlanError(f"{self.graph.name} has no operator {name!r}{hint}")
+
+    def edges(self) -> Iterator[tuple[int, int]]:
+        """All (producer, consumer) pairs in program order."""
+        for consumer in range(len(self.graph.operators)):
+            for producer in self.graph.predecessors[consumer]:
+                yield producer, consumer
+
+    def explain(self, producer: int, consumer: int) -> EdgeReport:
+        """What is known of the edge between two operators."""
+        graph = self.graph
+        first, second = graph.operators[producer], graph.operators[consumer]
+        rule, reason = edge_rule(graph, producer, consumer)
+        shared = next((t for t in second.inputs if t in first.outputs), first.outputs[0])
+        mapping = next((a.mapping.value for a in second.accesses if a.tensor == shared), second.mapping.value)
+        mask = convex_hull(graph, 1 << producer | 1 << consumer)
+        group = Group.of(graph, bits(mask))
+        thresholds = self.problem.thresholds
+        verdict = check_group(
+            group,
+            hardware=self.hardware,
+            families=self.families,
+            max_arguments=thresholds.max_arguments,
+            max_group_size=thresholds.max_group_size,
+        )
+        known = self._by_mask.get(mask)
+        singles = [self.problem.choices[self.problem.singles[m]] for m in bits(mask) if m in self.problem.singles]
+        call = self.problem.call_cost
+        both = 1 << producer | 1 << consumer
+        holders = [c for c in self.choices if c.group.mask & both]
+        return EdgeReport(
+            producer=first.name,
+            consumer=second.name,
+            tensor=graph.tensors[shared].name,
+            mapping=f"{first.mapping.value} → {mapping}",
+            rule=rule.value,
+            reason=reason,
+            together=any(c.group.mask & both == both for c in holders),
+            refusal=str(verdict) if isinstance(verdict, Refusal) else None,
+            family=None if isinstance(verdict, Refusal) else verdict.name,
+            cost_together=known.cost + call if known else self._cost(group, verdict),
+            cost_apart=sum(c.cost + call for c in singles) if len(singles) == mask.bit_count() else None,
+            cost_planned=sum(c.cost + call for c in holders),
+        )
+
+    def _cost(self, group: Group, verdict: ScheduleFamily | Refusal) -> float | None:
+        """Cost of a legal group that enumeration left out."""
+        if isinstance(verdict, Refusal):
+            return None
+        from autofuse.cost.model import Candidate
+
+        candidates = [Candidate(group, verdict, c) for c in verdict.configs(group, self.hardware)]
+        return float(self.costs.costs(candidates).min()) + self.problem.call_cost
