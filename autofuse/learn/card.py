@@ -1,0 +1,185 @@
+"""The card of a predictor: what it was trained on, how good it is, where it may be trusted. JSON and Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from autofuse.cost.features import FEATURE_VERSION, feature_names
+from autofuse.learn.ranges import TrainingRange
+from autofuse.target import Hardware
+
+FORMAT = "autofuse-predictor"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class TrainedHardware:
+    """Hardware with records in the training data; `description` as it was then: the base of its residuals."""
+
+    digest: str
+    records: int
+    description: Hardware
+
+
+@dataclass(frozen=True)
+class Member:
+    """One ensemble of trees, in a file of its own."""
+
+    file: str
+    sha256: str
+    trees: int
+
+
+@dataclass(frozen=True)
+class Card:
+    """Everything about a predictor but its trees.
+
+    offset: ln of the usual measured/analytical ratio. spread_scale: the members' disagreement (standard deviation,
+    ln) times this is the expected error; above `spread_limit` the analytical model, scaled by exp(offset), is no worse.
+    data: hash, counts, models, skipped. training: seed and settings. metrics: name → Metrics as plain values.
+    """
+
+    kind: str
+    feature_version: int
+    features: tuple[str, ...]
+    families: Mapping[str, int]
+    hardware: tuple[TrainedHardware, ...]
+    data: Mapping[str, Any]
+    training: Mapping[str, Any]
+    metrics: Mapping[str, Mapping[str, Any]]
+    range: TrainingRange
+    offset: float
+    spread_scale: float
+    spread_limit: float
+    members: tuple[Member, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; the same for the same training."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "kind": self.kind,
+            "features": {"version": self.feature_version, "names": list(self.features)},
+            "families": dict(sorted(self.families.items())),
+            "hardware": [asdict(h) for h in self.hardware],
+            "data": dict(self.data),
+            "training": dict(self.training),
+            "metrics": {name: dict(values) for name, values in self.metrics.items()},
+            "range": {name: list(bounds) for name, bounds in self.range.bounds.items()},
+            "offset": self.offset,
+            "spread": {"scale": self.spread_scale, "limit": self.spread_limit},
+            "members": [asdict(m) for m in self.members],
+        }
+
+    @classmethod
+    def from_json(cls, content: Any) -> Card:
+        """The inverse of `to_json`. ValueError that says what is wrong, or of another version than this program's."""
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise ValueError("it is no card of a predictor")
+        if content.get("version") != VERSION:
+            raise ValueError(f"it is of version {content.get('version')!r}, this program reads {VERSION}")
+        try:
+            features = content["features"]
+            if features["version"] != FEATURE_VERSION or list(features["names"]) != feature_names():
+                raise ValueError(
+                    f"it was trained on features of version {features['version']!r}, this program has {FEATURE_VERSION}"
+                    if features["version"] != FEATURE_VERSION
+                    else "its features are not those of this program"
+                )
+            card = cls(
+                kind=_text(content["kind"]),
+                feature_version=FEATURE_VERSION,
+                features=tuple(features["names"]),
+                families={_text(k): int(v) for k, v in content["families"].items()},
+                hardware=tuple(
+                    TrainedHardware(_text(h["digest"]), int(h["records"]), _hardware(h["description"]))
+                    for h in content["hardware"]
+                ),
+                data=dict(content["data"]),
+                training=dict(content["training"]),
+                metrics=dict(content["metrics"]),
+                range=TrainingRange(
+                    {_text(k): (_number(low), _number(high)) for k, (low, high) in content["range"].items()}
+                ),
+                offset=_number(content["offset"]),
+                spread_scale=_number(content["spread"]["scale"]),
+                spread_limit=_number(content["spread"]["limit"]),
+                members=tuple(
+                    Member(_text(m["file"]), _text(m["sha256"]), int(m["trees"])) for m in content["members"]
+                ),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"its card is damaged ({type(error).__name__}: {error})") from None
+        if not card.members or any("/" in m.file or "\\" in m.file for m in card.members):
+            raise ValueError("its card is damaged (members)")
+        return card
+
+    def markdown(self) -> str:
+        """The card for people."""
+        data, training = self.data, self.training
+        lines = [
+            "# Predictor of kernel latencies",
+            "",
+            f"Trained on {data['records']} records of {data['workloads']} workloads"
+            f" (data hash `{data['hash']}`), seed {training['seed']}, feature version {self.feature_version}.",
+            "It predicts ln(measured / analytical) of a candidate kernel; where a candidate lies outside what it was",
+            f"trained on, or the expected error is over {self.spread_limit:.2f} (ln), the analytical model answers,",
+            f"scaled by {math.exp(self.offset):.3g}.",
+            "",
+            "## Errors on workloads that the predicting member did not see",
+            "",
+            "| model | MAPE | within 5 % | within 10 % | within 20 % | tau within a workload | tau across |",
+            "| --- | --- | --- | --- | --- | --- | --- |",
+        ]
+        for name, row in self.metrics.items():
+            lines.append(f"| {' | '.join([name.replace('_', ' '), *metric_cells(row)])} |")
+        lines += ["", "## Hardware", ""]
+        for h in self.hardware:
+            d = h.description
+            lines.append(f"- {d.name}: {d.isa}, {d.cores} threads, {h.records} records (`{h.digest}`)")
+        lines += ["", "## Schedule families", ""]
+        lines += [f"- {name}, version {version}" for name, version in sorted(self.families.items())]
+        if data["models"]:
+            lines += ["", "## Models whose kernels were measured", "", ", ".join(data["models"])]
+        if data["skipped"]:
+            lines += ["", "## Records left out", ""]
+            lines += [f"- {reason}: {count}" for reason, count in data["skipped"].items()]
+        return "\n".join([*lines, ""])
+
+
+def metric_cells(row: Mapping[str, Any]) -> list[str]:
+    """MAPE, within 5/10/20 %, tau within, tau across as text."""
+
+    def tau(value: float | None) -> str:
+        return "-" if value is None else f"{value:.3f}"
+
+    shares = [f"{100 * row[name]:.1f} %" for name in ("mape", "within_5", "within_10", "within_20")]
+    return [*shares, tau(row["tau_within"]), tau(row["tau_across"])]
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _number(value: object) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        raise TypeError(f"{value!r} is no number")
+    return float(value)
+
+
+def _hardware(content: Mapping[str, Any]) -> Hardware:
+    names: Sequence[str] = [f.name for f in fields(Hardware)]
+    if set(content) != set(names):
+        raise TypeError("a hardware description has missing or unknown fields")
+    for f in fields(Hardware):
+        value = content[f.name]
+        if f.type == "str":
+            _text(value)
+        elif _number(value) <= 0:
+            raise TypeError(f"{f.name} is {value!r}")
+    return Hardware(**content)

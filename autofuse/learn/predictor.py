@@ -1,0 +1,185 @@
+"""The learned cost model, and predictors in directories: card.json, card.md and one UBJ file for each member."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autofuse.cost.features import extract, feature_names
+from autofuse.cost.model import Candidate, CostModel
+from autofuse.errors import PredictorError
+from autofuse.learn.booster import Booster
+from autofuse.learn.card import Card
+from autofuse.learn.train import Trained
+from autofuse.target import Hardware
+
+_BASE = feature_names().index("log_total")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """For each candidate: seconds; whether the trees said so (else the analytical model); the expected error, ln."""
+
+    seconds: NDArray[np.float64]
+    trusted: NDArray[np.bool_]
+    uncertainty: NDArray[np.float64]
+
+
+class LearnedCostModel(CostModel):
+    """analytical × exp(predicted residual).
+
+    The analytical model, scaled by the ratio that is usual in the training data, answers for what the predictor cannot
+    know: candidates of families (or of versions of them) that it was not trained on, candidates outside the training
+    range, and those that its members disagree on. On hardware that the card describes the analytical part uses the
+    description in the card, so that a new calibration shifts nothing.
+    """
+
+    name: ClassVar[str] = "learned"
+
+    def __init__(self, card: Card, members: Sequence[bytes], hardware: Hardware) -> None:
+        self.card = card
+        self._members = [Booster(m) for m in members]
+        alike = [h for h in card.hardware if _same_machine(h.description, hardware)]
+        alike.sort(key=lambda h: (h.description.name != hardware.name, -h.records, h.digest))
+        #: Whether the card describes this hardware.
+        self.known_hardware = bool(alike)
+        self.hardware = alike[0].description if alike else hardware
+
+    def costs(self, candidates: Sequence[Candidate]) -> NDArray[np.float64]:
+        """Seconds of each candidate; see CostModel."""
+        return self.predict(candidates).seconds
+
+    def sources(self, candidates: Sequence[Candidate]) -> list[str]:
+        """ "predicted", or "analytical" where the predictor is not trusted."""
+        return ["predicted" if trusted else "analytical" for trusted in self.predict(candidates).trusted]
+
+    def predict(self, candidates: Sequence[Candidate]) -> Prediction:
+        """Costs with where they come from and how sure they are."""
+        if not candidates:
+            return Prediction(np.empty(0), np.empty(0, bool), np.empty(0))
+        versions = self.card.families
+        known = [versions.get(c.family.name) == c.family.version for c in candidates]
+        return self.predict_rows(extract(candidates, self.hardware), np.array(known, bool))
+
+    def predict_rows(self, features: NDArray[np.float32], known: NDArray[np.bool_] | None = None) -> Prediction:
+        """The same from features (n, columns); `known`: whether the card knows a row's family."""
+        residuals = np.array([member.predict(features) for member in self._members])
+        residual = residuals.mean(axis=0)
+        spread = residuals.std(axis=0, ddof=1) if len(residuals) > 1 else np.zeros(len(features))
+        uncertainty = spread * self.card.spread_scale
+        trusted = self.card.range.contains(features) & (uncertainty <= self.card.spread_limit)
+        if known is not None:
+            trusted &= known
+        shift = np.where(trusted, residual, self.card.offset)
+        seconds = np.exp(features[:, _BASE].astype(np.float64) + shift)
+        return Prediction(seconds, trusted, np.where(trusted, uncertainty, self.card.spread_limit))
+
+
+def _same_machine(a: Hardware, b: Hardware) -> bool:
+    """Whether two descriptions are of one kind of machine: what a calibration measures may differ."""
+    return all(
+        getattr(a, name) == getattr(b, name)
+        for name in ("kind", "isa", "cores", "vector_bytes", "vector_registers", "l1_bytes", "l2_bytes", "l3_bytes")
+    )
+
+
+def save_predictor(trained: Trained, directory: str | Path) -> Path:
+    """Write a predictor to `directory`, all or nothing.
+
+    An older predictor there is replaced and other files next to it (thresholds) are kept. A directory that holds
+    something else is refused with a PredictorError.
+    """
+    target = Path(directory)
+    if target.exists() and not target.is_dir():
+        raise PredictorError(f"cannot write the predictor to {target}: it is a file, give a directory")
+    replaced: Card | None = None
+    if target.is_dir() and any(target.iterdir()):
+        if not (target / "card.json").is_file():
+            raise PredictorError(f"cannot write the predictor to {target}: it holds other files, give a new directory")
+        replaced = trained.card
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    old = target.with_name(f".{target.name}.{os.getpid()}.old")
+    try:
+        temporary.mkdir(parents=True)
+        for member, content in zip(trained.card.members, trained.members, strict=True):
+            (temporary / member.file).write_bytes(content)
+        text = json.dumps(trained.card.to_json(), indent=1, allow_nan=False)
+        (temporary / "card.json").write_text(text + "\n", encoding="utf-8")
+        (temporary / "card.md").write_text(trained.card.markdown(), encoding="utf-8")
+        if replaced is not None:
+            for path in target.iterdir():
+                if not (path.name in ("card.json", "card.md") or path.name.startswith("member-")):
+                    (shutil.copytree if path.is_dir() else shutil.copy2)(path, temporary / path.name)
+            target.rename(old)
+        try:
+            temporary.rename(target)
+        except OSError:
+            if old.exists():
+                old.rename(target)
+            raise
+    except OSError as error:
+        raise PredictorError(f"cannot write the predictor to {target}: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if target.exists():
+            shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def load_predictor(directory: str | Path, hardware: Hardware) -> LearnedCostModel:
+    """The predictor in `directory` as a cost model for `hardware`.
+
+    PredictorError if it is missing, damaged, or of another version or kind of target. On hardware that it was not
+    trained for a warning says so.
+    """
+    folder = Path(directory)
+    advice = "train it with `autofuse train --db FILE -o DIR`"
+    path = folder / "card.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise PredictorError(f"there is no predictor in {folder} (no card.json); {advice}") from None
+    except OSError as error:
+        raise PredictorError(f"cannot read {path}: {error.strerror or error}") from None
+    except ValueError:
+        raise PredictorError(f"the predictor in {folder} is damaged (card.json is not JSON); {advice} again") from None
+    try:
+        card = Card.from_json(content)
+    except ValueError as error:
+        raise PredictorError(f"the predictor in {folder} cannot be used: {error}; {advice} again") from None
+    if card.kind != hardware.kind:
+        raise PredictorError(
+            f"the predictor in {folder} is for a {card.kind}, the target is a {hardware.kind}; {advice} for it"
+        )
+    members = []
+    for member in card.members:
+        try:
+            members.append((folder / member.file).read_bytes())
+        except OSError as error:
+            raise PredictorError(
+                f"the predictor in {folder} is damaged ({member.file}: {error.strerror or error}); {advice} again"
+            ) from None
+        if hashlib.sha256(members[-1]).hexdigest() != member.sha256:
+            raise PredictorError(f"the predictor in {folder} is damaged ({member.file} was changed); {advice} again")
+    try:
+        model = LearnedCostModel(card, members, hardware)
+    except ValueError as error:
+        raise PredictorError(f"the predictor in {folder} is damaged ({error}); {advice} again") from None
+    if not model.known_hardware:
+        names = ", ".join(f"{h.description.isa}, {h.description.cores} threads" for h in card.hardware)
+        warnings.warn(
+            f"the predictor in {folder} was trained for other hardware ({names}): where it does not carry over the "
+            "analytical model answers",
+            stacklevel=2,
+        )
+    return model

@@ -1,0 +1,59 @@
+"""Splits of a dataset for honest validation: takes each row's workload (and models), gives row numbers.
+
+Rows of one workload never stand on both sides of a split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Rows = NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Row numbers to train on and to test on. `left_out`: rows that would belong to both and are in neither."""
+
+    name: str
+    train: Rows
+    test: Rows
+    left_out: int = 0
+
+
+def grouped_folds(groups: Sequence[str], folds: int, seed: int = 0) -> NDArray[np.intp]:
+    """The fold (0 .. folds-1) of each row. Whole groups, in an order shuffled by `seed`, each to the smallest fold."""
+    names, member, counts = np.unique(np.asarray(groups, object), return_inverse=True, return_counts=True)
+    order = np.random.default_rng(seed).permutation(len(names))
+    fold_of = np.empty(len(names), np.intp)
+    sizes = np.zeros(folds, np.intp)
+    for group in order:
+        fold = int(np.argmin(sizes))
+        fold_of[group] = fold
+        sizes[fold] += counts[group]
+    result: NDArray[np.intp] = fold_of[member]
+    return result
+
+
+def by_workload(groups: Sequence[str], folds: int, seed: int = 0) -> Iterator[Split]:
+    """Each of the folds left out once."""
+    fold = grouped_folds(groups, folds, seed)
+    for k in range(folds):
+        yield Split(f"fold {k}", np.flatnonzero(fold != k), np.flatnonzero(fold == k))
+
+
+def leave_one_network_out(groups: Sequence[str], models: Sequence[Sequence[str]]) -> Iterator[Split]:
+    """Each network left out once: trained on what other networks contain, tested on what only this one contains.
+
+    Rows of workloads that it shares with others are trained on and not tested; `left_out` counts them.
+    """
+    shared: dict[str, set[str]] = {}
+    for key, names in zip(groups, models, strict=True):
+        shared.setdefault(key, set()).update(names)
+    for network in sorted(set().union(*shared.values())):
+        inside = np.array([network in shared[key] for key in groups], bool)
+        alone = np.array([shared[key] == {network} for key in groups], bool)
+        yield Split(network, np.flatnonzero(~alone), np.flatnonzero(alone), int((inside & ~alone).sum()))

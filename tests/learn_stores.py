@@ -1,0 +1,146 @@
+"""A synthetic record store: hand-made groups, a fake schedule family, latencies that follow a known law."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from autofuse.cost import AnalyticalCostModel, Candidate
+from autofuse.graph.model import Access, Graph, Group, MappingType, Operator, Role, Tensor, Work
+from autofuse.graph.reasons import Refusal
+from autofuse.records import Form, MemoryStore, Record, RecordedHardware, Workload
+from autofuse.records.groups import group_to_text
+from autofuse.records.store import RecordStore
+from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily
+from autofuse.target import Hardware
+
+MACHINE = Hardware()
+RECORDED = RecordedHardware("machine", "a machine", {"threads": 2})
+
+
+@dataclass(frozen=True)
+class TileConfiguration(Configuration):
+    """Rows of a tile and pieces of work."""
+
+    rows: int = 1
+    tasks: int = 2
+
+
+class TileFamily(ScheduleFamily):
+    """Takes every group; more rows mean more accumulators and fewer loads."""
+
+    name = "tile"
+    version = 3
+    configuration = TileConfiguration
+
+    def match(self, group: Group, hardware: Hardware) -> Refusal | None:
+        return None
+
+    def configs(self, group: Group, hardware: Hardware) -> Sequence[Configuration]:
+        return [TileConfiguration(r, t) for r in (1, 2, 4, 8) for t in (1, 2, 8)]
+
+    def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
+        assert isinstance(config, TileConfiguration)
+        moved = sum(group.graph.tensors[t].bytes for t in (*group.inputs, *group.outputs))
+        return KernelShape(
+            tasks=config.tasks,
+            accumulators=config.rows * 2,
+            independent_chains=min(8, config.rows * 2),
+            loads_per_fma=1 / config.rows,
+            l1_bytes=2 * moved,
+            l2_bytes=moved,
+            l3_bytes=moved,
+            footprint=moved // config.tasks,
+        )
+
+    def apply(self, func: Any, group: Group, config: Any, hardware: Hardware) -> Any:
+        return func
+
+
+FAMILY = TileFamily()
+
+
+def family_of(name: str) -> ScheduleFamily:
+    """The families that the synthetic store names."""
+    if name != FAMILY.name:
+        raise KeyError(name)
+    return FAMILY
+
+
+def matmul_group(rows: int, inner: int, columns: int, activation: str = "") -> Group:
+    """matmul, maybe with an activation behind it."""
+    shapes = [(rows, inner), (inner, columns), (rows, columns), (rows, columns)]
+    roles = [Role.INPUT, Role.CONSTANT, Role.VALUE, Role.VALUE]
+    tensors = tuple(Tensor(i, f"t{i}", s, role=r) for i, (s, r) in enumerate(zip(shapes, roles, strict=True)))
+    heavy = (
+        Access(0, 0, MappingType.MANY_TO_MANY, inner, columns),
+        Access(1, 1, MappingType.MANY_TO_MANY, inner, rows),
+    )
+    size = rows * columns
+    operators = [
+        Operator(0, "m", "matmul", f"matmul {rows} {inner} {columns}", (0, 1), (2,), heavy, Work(fma=size * inner),
+                 spatial=(rows, columns), reduction=(inner,))
+    ]  # fmt: skip
+    if activation:
+        work = Work(special=size) if activation == "exp" else Work(compare=size)
+        access = (Access(0, 2, MappingType.ONE_TO_ONE),)
+        operators.append(
+            Operator(
+                1, "a", activation, f"{activation} {rows} {columns}", (2,), (3,), access, work, spatial=(rows, columns)
+            )
+        )
+    graph = Graph("g", tensors[: 3 + bool(activation)], tuple(operators), (0,), (len(operators) + 1,))
+    return Group.of(graph, range(len(operators)))
+
+
+def groups() -> Iterator[Group]:
+    """A few dozen workloads of different sizes."""
+    sizes = itertools.product((16, 64, 256), (32, 128, 512), (48, 96, 384))
+    for rows, inner, columns in sizes:
+        for activation in ("", "exp", "nn.relu"):
+            yield matmul_group(rows, inner, columns, activation)
+
+
+def law(candidate: Candidate) -> float:
+    """What the machine does that the analytical model does not know: ln(measured / analytical)."""
+    config = candidate.config
+    assert isinstance(config, TileConfiguration)
+    inner = candidate.group.operators[0].reduction[0]
+    return 0.8 + 0.35 * (config.rows == 8) - 0.25 * (config.tasks == 8) + 0.1 * math.log2(inner / 128)
+
+
+def fill(store: RecordStore, noise: float = 0.01, seed: int = 0, limit: int | None = None) -> RecordStore:
+    """Put the records of `groups` (the first `limit` of them) into the store, and a failure for each tenth."""
+    store.add_hardware(RECORDED)
+    rng = np.random.default_rng(seed)
+    for number, group in enumerate(itertools.islice(groups(), limit)):
+        key = f"w{number:03d}"
+        store.add_workload(Workload(key, group.label), [f"net{number % 4}"] + (["shared"] if number % 5 == 0 else []))
+        store.add_form(Form(key, "", group_to_text(group)))
+        candidates = [Candidate(group, FAMILY, c) for c in FAMILY.configs(group, MACHINE)]
+        for candidate, base in zip(candidates, AnalyticalCostModel(MACHINE).costs(candidates), strict=True):
+            failed = rng.random() < 0.1
+            seconds = float(base * math.exp(law(candidate) + noise * rng.standard_normal()))
+            store.add(
+                Record(
+                    key,
+                    RECORDED.digest,
+                    FAMILY.name,
+                    FAMILY.version,
+                    candidate.config.text,
+                    status="crashed" if failed else "ok",
+                    samples=() if failed else (seconds,) * 3,
+                    created="2025-01-01T00:00:00.000000Z",
+                )
+            )
+    return store
+
+
+def synthetic_store(**arguments: Any) -> RecordStore:
+    """A MemoryStore filled as `fill` does."""
+    return fill(MemoryStore(), **arguments)

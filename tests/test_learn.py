@@ -1,0 +1,214 @@
+"""Datasets from records, splits, training: what is learned beats the analytical model, honestly and repeatably."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from learn_stores import FAMILY, MACHINE, RECORDED, family_of, fill, groups, law, synthetic_store
+
+from autofuse.cost import AnalyticalCostModel, Candidate
+from autofuse.cost.features import feature_names
+from autofuse.errors import PredictorError
+from autofuse.learn import Dataset, Trained, TrainSettings, build_dataset, train_predictor
+from autofuse.learn.dataset import describe
+from autofuse.learn.metrics import score
+from autofuse.learn.splits import by_workload, grouped_folds, leave_one_network_out
+from autofuse.records import MemoryStore, RecordedHardware
+from autofuse.records.store import RecordStore
+from autofuse.target.fingerprint import HardwareRow
+
+DESCRIPTIONS = {RECORDED.digest: MACHINE}
+
+
+def dataset_of(store: RecordStore, **arguments: object) -> Dataset:
+    return build_dataset(store, descriptions=DESCRIPTIONS, family_of=family_of, **arguments)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def store() -> RecordStore:
+    return synthetic_store()
+
+
+@pytest.fixture(scope="module")
+def dataset(store: RecordStore) -> Dataset:
+    return dataset_of(store)
+
+
+@pytest.fixture(scope="module")
+def trained(dataset: Dataset) -> Trained:
+    return train_predictor(dataset)
+
+
+class TestDataset:
+    def test_rebuilt_candidates_have_the_features_and_costs_of_the_measured_ones(self) -> None:
+        """Without noise the residual is the law that made the latencies: groups and configurations came back whole."""
+        store = synthetic_store(noise=0.0, limit=12)
+        data = dataset_of(store)
+        by_key = {f"w{i:03d}": g for i, g in enumerate(groups())}
+        records = [r for r in store.records() if r.ok]
+        candidates = [Candidate(by_key[r.workload], FAMILY, FAMILY.configuration.parse(r.config)) for r in records]
+        assert np.allclose(data.residual, [law(c) for c in candidates], atol=1e-4)
+        assert np.allclose(np.exp(data.base), AnalyticalCostModel(MACHINE).costs(candidates), rtol=1e-5)
+        assert np.allclose(np.exp(data.measured), [r.latency for r in records], rtol=1e-5)
+        assert data.workloads == tuple(r.workload for r in records)
+        assert data.models[0] == ("net0", "shared")
+
+    def test_failures_are_left_out_and_counted(self, store: RecordStore, dataset: Dataset) -> None:
+        failed = sum(not r.ok for r in store.records())
+        assert failed > 20 and dataset.skipped == {"failed": failed}
+        assert len(dataset) == sum(r.ok for r in store.records())
+
+    def test_only_the_newest_record_of_an_identity_counts(self) -> None:
+        store = synthetic_store(limit=12)
+        first = next(r for r in store.records() if r.ok)
+        before = dataset_of(store)
+        store.add(replace(first, samples=(1.0,), created="2025-01-02T00:00:00.000000Z"))
+        after = dataset_of(store)
+        row = after.digests.index(replace(first, samples=(1.0,), created="2025-01-02T00:00:00.000000Z").digest)
+        assert len(after) == len(before) and after.measured[row] == pytest.approx(0.0, abs=1e-5)
+        store.add(replace(first, samples=(), status="wrong", created="2025-01-03T00:00:00.000000Z"))
+        assert len(dataset_of(store)) == len(before) - 1
+
+    def test_what_this_program_cannot_rebuild_is_skipped_with_the_reason(self) -> None:
+        store = synthetic_store(limit=12)
+        count = len(dataset_of(store))
+        first = next(r for r in store.records() if r.ok)
+        for change in (
+            {"family": "gone"},
+            {"family_version": 2},
+            {"config": "rows=1"},
+            {"layouts": "NCHW8c->"},
+        ):
+            store.add(replace(first, **change))
+        store.add_hardware(RecordedHardware("gpu", "no CPU", {"sm": 90}))
+        store.add(replace(first, hardware="gpu"))
+        data = dataset_of(store)
+        assert len(data) == count
+        reasons = ("family unknown", "other version of the family", "configuration unreadable",
+                   "form missing or unreadable", "hardware unknown")  # fmt: skip
+        assert {k: v for k, v in data.skipped.items() if k != "failed"} == dict.fromkeys(sorted(reasons), 1)
+        assert dataset_of(store, hardware=["gpu"]).skipped["other hardware"] == count + 4 + data.skipped["failed"]
+
+    def test_the_hash_is_that_of_the_measurements(self, store: RecordStore, dataset: Dataset) -> None:
+        again = MemoryStore()
+        again.merge(store)
+        assert dataset_of(again).hash == dataset.hash
+        order = np.random.default_rng(0).permutation(len(dataset))
+        assert dataset.select(order).hash == dataset.hash
+        assert dataset.select(order[1:]).hash != dataset.hash
+
+    def test_a_recorded_cpu_is_described_by_its_row(self, tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("AUTOFUSE_HOME", str(tmp_path))
+        row = HardwareRow(
+            "x86_64", "AuthenticAMD", 25, 1, 1, ("avx2", "fma"), 32 << 10, 1 << 20, 8 << 20, 3, "0.27", "A"
+        )
+        found = describe(RecordedHardware.of(row))
+        assert found is not None
+        assert (found.isa, found.cores, found.l2_bytes, found.l3_bytes) == ("avx2", 3, 1 << 20, 8 << 20)
+        assert describe(RecordedHardware("gpu", "no CPU", {"sm": 90})) is None
+
+
+class TestSplits:
+    @settings(deadline=None)
+    @given(st.lists(st.sampled_from([f"w{i}" for i in range(20)]), min_size=1, max_size=80), st.integers(0, 3))
+    def test_folds_never_cut_a_workload(self, keys: list[str], seed: int) -> None:
+        fold = grouped_folds(keys, 4, seed)
+        assert set(fold) <= {0, 1, 2, 3}
+        for key in set(keys):
+            assert len({f for f, k in zip(fold, keys, strict=True) if k == key}) == 1
+        assert np.array_equal(fold, grouped_folds(keys, 4, seed))
+        # Balanced as far as whole workloads allow.
+        sizes = np.bincount(fold, minlength=4)
+        assert sizes.max() - sizes.min() <= max(keys.count(k) for k in keys)
+
+    def test_every_row_is_tested_once(self) -> None:
+        keys = [f"w{i // 3}" for i in range(60)]
+        splits = list(by_workload(keys, 5, 1))
+        assert sorted(np.concatenate([s.test for s in splits])) == list(range(60))
+        for split in splits:
+            assert not {keys[i] for i in split.train} & {keys[i] for i in split.test}
+            assert len(split.train) + len(split.test) == 60
+
+    def test_a_network_left_out_shares_nothing_with_training(self) -> None:
+        keys = ["a", "b", "b", "c", "d"]
+        models: Sequence[tuple[str, ...]] = [("x",), ("x", "y"), ("x", "y"), ("y",), ("z",)]
+        splits = {s.name: s for s in leave_one_network_out(keys, models)}
+        assert sorted(splits) == ["x", "y", "z"]
+        assert list(splits["x"].test) == [0] and list(splits["x"].train) == [1, 2, 3, 4] and splits["x"].left_out == 2
+        assert list(splits["z"].test) == [4] and splits["z"].left_out == 0
+
+
+class TestMetrics:
+    def test_figures_by_hand(self) -> None:
+        measured = np.log([1.0, 2.0, 4.0, 1.0, 2.0, 4.0])
+        predicted = np.log([1.04, 2.0, 4.0 * 1.15, 1.0 * 0.7, 4.0, 2.0])
+        m = score(measured, predicted, ["a"] * 3 + ["b"] * 3)
+        assert m.mape == pytest.approx((0.04 + 0 + 0.15 + 0.3 + 1.0 + 0.5) / 6)
+        assert (m.within_5, m.within_10, m.within_20) == pytest.approx((2 / 6, 2 / 6, 3 / 6))
+        # a: all three pairs in order; b: two of three.
+        assert m.tau_within == pytest.approx((1 + 1 / 3) / 2)
+        assert (m.rows, m.workloads) == (6, 2)
+
+    def test_a_constant_prediction_has_no_rank_and_counts_as_chance(self) -> None:
+        m = score(np.log([1.0, 2.0, 3.0]), np.zeros(3), ["a"] * 3)
+        assert m.tau_within == 0.0 and m.tau_across is None
+        assert score(np.log([1.0, 2.0]), np.zeros(2), ["a", "b"]).tau_within is None
+
+
+class TestTraining:
+    def test_beats_the_analytical_model_on_workloads_not_seen(self, trained: Trained) -> None:
+        learned, analytical = trained.metrics["learned"], trained.metrics["analytical"]
+        scaled = trained.metrics["analytical_scaled"]
+        assert learned.mape < 0.5 * scaled.mape < 0.5 * analytical.mape
+        assert learned.within_10 > scaled.within_10 > analytical.within_10
+        assert learned.tau_within is not None and analytical.tau_within is not None
+        assert learned.tau_within > analytical.tau_within + 0.1
+        assert learned.rows == analytical.rows
+
+    def test_the_reported_errors_are_those_of_an_independent_store(self, trained: Trained) -> None:
+        """New noise, same law: the ensemble is at least as good there as what the card says of single members."""
+        from autofuse.learn import LearnedCostModel
+
+        data = dataset_of(synthetic_store(seed=1))
+        model = LearnedCostModel(trained.card, trained.members, MACHINE)
+        again = score(data.measured, np.log(model.predict_rows(data.features).seconds), data.workloads)
+        assert again.mape <= trained.metrics["learned"].mape * 1.1
+
+    def test_does_not_pretend_to_learn_from_noise(self) -> None:
+        """Latencies that are the analytical model's but for noise: held-out errors are the noise's, no better."""
+        data = dataset_of(synthetic_store(limit=40))
+        noise = np.random.default_rng(5).normal(0, 0.2, len(data))
+        metrics = train_predictor(replace(data, residual=noise)).metrics
+        assert metrics["learned"].mape >= 0.95 * metrics["analytical"].mape
+
+    def test_is_deterministic_under_a_seed(self, dataset: Dataset, trained: Trained) -> None:
+        again = train_predictor(dataset)
+        assert again.members == trained.members and again.card == trained.card
+        other = train_predictor(dataset, TrainSettings(seed=7))
+        assert other.members != trained.members
+
+    def test_too_few_records_are_refused_with_the_counts(self) -> None:
+        store = fill(MemoryStore(), limit=2)
+        good = sum(r.ok for r in store.records())
+        bad = sum(not r.ok for r in store.records())
+        with pytest.raises(PredictorError) as caught:
+            train_predictor(dataset_of(store))
+        text = str(caught.value)
+        assert f"{good} usable records of 2 workloads" in text and "autofuse collect" in text and "\n" not in text
+        assert bad == 0 or f"{bad} failed" in text
+        with pytest.raises(PredictorError, match="0 usable records"):
+            train_predictor(dataset_of(MemoryStore()))
+
+    def test_the_card_says_what_was_trained_on(self, dataset: Dataset, trained: Trained) -> None:
+        card = trained.card
+        assert card.kind == "cpu" and card.families == {"tile": 3} and list(card.features) == feature_names()
+        assert card.data["records"] == len(dataset) and card.data["hash"] == dataset.hash
+        assert card.data["models"] == ["net0", "net1", "net2", "net3", "shared"]
+        assert [h.description for h in card.hardware] == [MACHINE]
+        assert card.offset == pytest.approx(np.median(dataset.residual))
+        assert all(m.trees <= card.training["rounds"] for m in card.members)
