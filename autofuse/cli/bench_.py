@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -19,10 +20,21 @@ from autofuse.errors import EngineError
     show_default=True,
     help="Other engines: also dp, hybrid, interval, tvm-greedy, tvm-default, torch-compile.",
 )
+@click.option(
+    "--executable", "saved", multiple=True, metavar="NAME=OUT.so", help="Time a compiled model too, under a name."
+)
 @click.option("--rounds", type=click.IntRange(min=1), help="Rounds in which every engine takes its turn.")
 @click.option("--budget", type=float, metavar="SECONDS", help="Time for the rounds.")
 @json_option
-def command(model: str, against: str, rounds: int | None, budget: float | None, as_json: bool, **given: Any) -> None:
+def command(
+    model: str,
+    against: str,
+    saved: tuple[str, ...],
+    rounds: int | None,
+    budget: float | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
     """Time MODEL under autofuse and its peers, interleaved round by round in one run, and check every output."""
     from rich.console import Console
 
@@ -31,7 +43,8 @@ def command(model: str, against: str, rounds: int | None, budget: float | None, 
     for name in ("plan", "dump_ir"):
         if given[name]:
             raise EngineError(f"--{name.replace('_', '-')} belongs to `autofuse compile`, bench does not take it")
-    engines = ["autofuse", *(name for name in against.split(",") if name)]
+    executables = dict(_named(text) for text in saved)
+    engines = [*executables, "autofuse", *(name for name in against.split(",") if name)]
     keys = (
         "target",
         "strategy",
@@ -53,6 +66,7 @@ def command(model: str, against: str, rounds: int | None, budget: float | None, 
             rounds=rounds,
             budget=budget,
             compile_options=options,
+            executables=executables,
             input_shapes=input_shapes(given["shapes"]),
             progress=progress,
         )
@@ -62,6 +76,15 @@ def command(model: str, against: str, rounds: int | None, budget: float | None, 
     from autofuse.bench.table import bench_table
 
     Console().print(bench_table(result))
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, equals, path = text.partition("=")
+    if not equals or not name or not path:
+        raise EngineError(f"--executable {text!r} is not of the form NAME=OUT.so")
+    if not Path(path).is_file():
+        raise EngineError(f"--executable {text!r}: there is no file {path}; make one with `autofuse compile -o {path}`")
+    return name, path
 
 
 class _progress:
