@@ -71,7 +71,9 @@ def _analyse(func: Any, outputs: int) -> Analysis:
         return _opaque(operands, _shape(func.params[-1]), script_text(func), str(error), Work())
     text = program_text(program)
     written = tuple(range(operands, operands + outputs))
-    shape = program.buffers[-1 if not program.parameters else program.parameters - 1].shape
+    shape = program.buffers[program.parameters - 1].shape
+    if any(0 in buffer.shape for buffer in program.buffers):
+        return _opaque(operands, shape, text, "it works on an empty tensor", Work())
     if program.outputs != written:
         return _opaque(operands, shape, text, "it does not write exactly its results", program_work(program))
     try:

@@ -7,8 +7,8 @@ a layout change is no statement at all: its result is its operand.
 
 How the numbering is made canonical: operands are ordered, so once the order of the group's last operators (those that
 nothing inside reads) is fixed, a depth-first walk numbers everything. Their order is by hash of everything above and
-below them (Weisfeiler-Leman refinement of the ordered graph), then by the text that each adds; what still ties is
-tried, within a budget. Equal texts always mean equal groups.
+below them (Weisfeiler-Leman refinement of the ordered graph) unless what is above tells them apart already, then by
+the text that each adds; what still ties is tried, within a budget. Equal texts always mean equal groups.
 """
 
 from __future__ import annotations
@@ -134,15 +134,19 @@ class _Canonical:
     def text(self) -> str:
         if len(self.ends) <= 1:
             return self.finish(self.extend(_Numbering(), self.ends[0]) if self.ends else _Numbering())
-        return self.best(_Numbering(), list(self.ends), self.colours())
+        # Cheap and nearly always enough: what each end needs, written by itself. Ties need a look at the rest.
+        alone = {end: self.finish(self.extend(_Numbering(), end)) for end in self.ends}
+        colours = alone if len(set(alone.values())) == len(alone) else self.colours()
+        return self.best(_Numbering(), list(self.ends), colours)
 
     def best(self, done: _Numbering, left: list[tuple[str, int]], colours: dict[tuple[str, int], str]) -> str:
         """The smallest complete text that starts with `done`, choosing among the ends left."""
         while left:
             lowest = min(colours[end] for end in left)
-            choices = [(self.extend(done, end), end) for end in left if colours[end] == lowest]
-            shortest = min(choice.lines for choice, _ in choices)
-            choices = [(choice, end) for choice, end in choices if choice.lines == shortest]
+            tied = [end for end in left if colours[end] == lowest]
+            choices = [(self.extend(done, end), end) for end in tied]
+            if len(choices) > 1:
+                choices = self.different(done, choices)
             if len(choices) > 1 and self.budget > 1:
                 texts: list[str] = []
                 for choice, end in choices:
@@ -154,6 +158,34 @@ class _Canonical:
             left = [e for e in left if e != end]
         self.budget -= 1
         return self.finish(done)
+
+    def different(
+        self, done: _Numbering, choices: list[tuple[_Numbering, tuple[str, int]]]
+    ) -> list[tuple[_Numbering, tuple[str, int]]]:
+        """Of equal colours, those that go on with the least text; one stands for all that share nothing with the rest.
+
+        Two ends that add the same text, and nothing that any other end reads, can change places.
+        """
+        least = min(choice.lines for choice, _ in choices)
+        kept, alone = [], False
+        for choice, end in choices:
+            if choice.lines != least:
+                continue
+            if self.apart(done, choice):
+                if alone:
+                    continue
+                alone = True
+            kept.append((choice, end))
+        return kept
+
+    def apart(self, done: _Numbering, choice: _Numbering) -> bool:
+        """Whether nothing left to number reads what `choice` numbers beyond `done`."""
+        return all(
+            self.logical.nodes[n].outputs[0] in choice.names
+            for v in choice.names
+            if v not in done.names
+            for n, _ in self.readers.get(v, ())
+        )
 
     def colours(self) -> dict[tuple[str, int], str]:
         """A hash for each end of all that is above and below it, through as many rounds as tell ends apart."""
