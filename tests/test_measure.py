@@ -295,7 +295,12 @@ class TestCollection:
                 events.append("time")
                 return super().measure(jobs)
 
-        collect(ITEMS, store, Timed(results(ITEMS)), Watched(), HERE, ask, settings=CollectSettings(batch=4))
+        left: list[int] = []
+        collect(
+            ITEMS, store, Timed(results(ITEMS)), Watched(), HERE, ask, settings=CollectSettings(batch=4),
+            progress=lambda stats, what: left.append(stats.left),
+        )  # fmt: skip
+        assert left == list(range(8, -1, -1))
         assert "".join(e[0] for e in events) == "bbbb" + "tttt" + "bbbb" + "tttt" + "b" + "t"
 
     def test_an_interrupt_keeps_everything_and_ends_the_run(self, store: RecordStore) -> None:

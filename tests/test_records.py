@@ -358,6 +358,14 @@ class TestSqliteFile:
             SqliteStore(tmp_path / "missing.db", readonly=True)
         assert not (tmp_path / "missing.db").exists()
 
+    def test_reads_from_a_folder_that_cannot_be_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with SqliteStore(tmp_path / "r.db") as s:
+            fill(s).add(record())
+        monkeypatch.setattr("os.access", lambda path, mode: False)
+        with SqliteStore(tmp_path / "r.db", readonly=True) as s:
+            assert s.find(record().identity) == record()
+            assert [p.name for p in tmp_path.iterdir()] == ["r.db"]
+
     def test_damaged_foreign_and_newer_files_are_left_as_they_were(self, tmp_path: Path) -> None:
         (tmp_path / "text.db").write_bytes(b"this is no database, whatever its name says" * 40)
         with sqlite3.connect(tmp_path / "foreign.db") as other:

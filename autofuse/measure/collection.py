@@ -49,7 +49,7 @@ _BALANCE = 4.0
 class CollectStats:
     """How a collection went so far. `cached`: the store held them already; `skipped`: no reference could be computed.
 
-    `seconds` of wall time; `left`: candidates not reached when the budget was used up or the run was interrupted.
+    `seconds` of wall time; `left`: candidates not reached yet.
     """
 
     measured: int = 0
@@ -161,6 +161,7 @@ class _Collection:
     def go(self, items: Iterable[CollectItem], folder: Path) -> CollectStats:
         """Work through the items."""
         self.store.add_hardware(self.hardware)
+        self.store.refresh_baseline(self.hardware.digest)  # an earlier run may have been killed before it did
         pending = self.missing(items)
         try:
             while pending and not self.over():
@@ -171,7 +172,7 @@ class _Collection:
                 pending = [*self.batch(batch, folder), *pending]
         finally:
             self.store.refresh_baseline(self.hardware.digest)
-        self.stats = replace(self.stats, left=len(pending), interrupted=self.stop, seconds=self.elapsed())
+        self.stats = replace(self.stats, interrupted=self.stop, seconds=self.elapsed())
         return self.stats
 
     def elapsed(self) -> float:
@@ -198,7 +199,7 @@ class _Collection:
         identities = list(chosen)
         found = self.store.lookup(identities)
         pending = [(chosen[i], i) for i, known in zip(identities, found, strict=True) if known is None]
-        self.stats = replace(self.stats, cached=len(identities) - len(pending))
+        self.stats = replace(self.stats, cached=len(identities) - len(pending), left=len(pending))
         return pending
 
     def batch(self, batch: list[tuple[CollectItem, Identity]], folder: Path) -> list[tuple[CollectItem, Identity]]:
@@ -243,7 +244,7 @@ class _Collection:
         try:
             expected = self.expect(item, built.arguments, folder)
         except Exception as error:
-            self.stats = replace(self.stats, skipped=self.stats.skipped + 1)
+            self.stats = replace(self.stats, skipped=self.stats.skipped + 1, left=self.stats.left - 1)
             self.tell(f"{item.candidate.group.label}: no reference ({one_line(str(error))})")
             return
         job = MeasureJob(
@@ -317,11 +318,11 @@ class _Collection:
         )
         s = self.stats
         if status == "ok":
-            self.stats = replace(s, measured=s.measured + 1)
+            self.stats = replace(s, measured=s.measured + 1, left=s.left - 1)
             self.tell(item.candidate.group.label)
         else:
             said = one_line(f"{item.candidate.group.label} ({candidate_text(identity)}): {status}: {message}")
-            self.stats = replace(s, failed=s.failed + 1, failures=(*s.failures, said))
+            self.stats = replace(s, failed=s.failed + 1, left=s.left - 1, failures=(*s.failures, said))
             self.tell(said)
 
     def tell(self, what: str) -> None:

@@ -81,7 +81,7 @@ class KernelSource:
         return self._request(model, candidate.group, func, item.key, text, library)
 
     def reference(self, candidate: Candidate, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]] | None:
-        """The right outputs for the inputs that seed 0 gives, None if the group is too large to check.
+        """The right outputs for `inputs` (as the kernel stores them), None if the group is too large to check.
 
         Raises RuntimeError, one line, if they cannot be computed.
         """

@@ -7,6 +7,7 @@ any moment loses at most what it had not added yet. The file is checked before a
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import statistics
 import time
@@ -82,6 +83,8 @@ class SqliteStore(RecordStore):
         if self.path.is_dir():
             raise RecordError(f"{self.path}: is a folder; give a file")
         mode = "ro" if readonly else "rwc"
+        if readonly and not os.access(self.path.absolute().parent, os.W_OK):
+            mode += "&immutable=1"  # readers, too, would write the log's index into the folder
         with self._errors():
             connection = sqlite3.connect(
                 f"{self.path.absolute().as_uri()}?mode={mode}", uri=True, timeout=wait, isolation_level=None
