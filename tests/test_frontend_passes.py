@@ -256,6 +256,13 @@ def test_a_fill_too_large_to_store_stays_an_operator() -> None:
     assert operators(prepare(relax_module(build, x=(1,)))) == {"broadcast_to": 1, "add": 1}
 
 
+@pytest.mark.parametrize("shape", [(300, 700), (257, 256), (3, 70000), (1, 1), (0, 4), ()])
+def test_a_constant_holds_its_array_however_that_lies_in_memory(shape: tuple[int, ...]) -> None:
+    array = np.arange(int(np.prod(shape)), dtype=F32).reshape(shape)
+    for view in (array, array.T, array[::-1] if array.ndim else array):
+        np.testing.assert_array_equal(array_of(constant(view)), view)
+
+
 def test_scalar_value_sees_uniform_constants_only() -> None:
     assert scalar_value(relax.const(np.full((2, 2), 7, "int64"))) == 7
     assert scalar_value(relax.const(np.arange(4.0))) is None
