@@ -347,6 +347,12 @@ def test_analysis_does_not_depend_on_names_and_is_remembered() -> None:
     assert analyse(make("a")).text == analyse(make("b")).text
 
 
+def test_empty_tensors_are_opaque() -> None:
+    x = tvm.te.placeholder((0, 4), name="x")
+    (access,) = of([x], tvm.te.compute((0, 4), lambda i, j: x[i, j] * 2.0)).accesses
+    assert access.mapping is OPAQUE and "empty" in access.reason
+
+
 def test_numbers_in_an_index_keep_float32_precision() -> None:
     # In float64 0.1 * 30 is just above 3, in float32 it is 3 exactly after rounding: the run-time value counts.
     value = ("mul", ("cast", "float32", ("v", 0)), ("c", 0.1, "float32"))

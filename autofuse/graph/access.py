@@ -120,10 +120,8 @@ def _without_loads(index: Expr) -> Expr:
 
 
 class _Walk:
-    def __init__(self, program: Program, output: int, renaming: dict[int, Expr]) -> None:
+    def __init__(self, program: Program) -> None:
         self.program = program
-        self.output = output
-        self.renaming = renaming
         self.found: dict[int, dict[IndexMap, None]] = {}
         self.seen: set[tuple[int, tuple[Expr, ...], tuple[Expr, ...]]] = set()
 
@@ -185,7 +183,7 @@ def output_access(program: Program, output: int) -> OutputAccess:
         raise NotAProgram("an output is written by several blocks")
     block = writers[0]
     shape = program.buffers[output].shape
-    walk = _Walk(program, output, {})
+    walk = _Walk(program)
     walk.block(block, {}, ())
     axes = None
     if plain_write(block, shape):

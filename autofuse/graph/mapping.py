@@ -1,43 +1,30 @@
-"""Mapping types: classifies the index maps of an operand numerically, exactly where that is small.
+"""Mapping types: classifies the index maps of an operand.
 
-Takes an `OutputAccess` (`graph/access.py`), gives one `Access` per operand. Index maps nearly always fall apart into
-independent parts (rows here, channels there): each part is enumerated on its own and the counts multiply, so that a
-convolution of any size costs a few tiny arrays. A part of more than `EXACT_POINTS` points is sampled.
+Takes an `OutputAccess` (`graph/access.py`), gives one `Access` per operand: the type by the counts of
+`graph/counting.py`, and for maps that only move elements by the order in which they are read; the stride.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from autofuse.graph.access import IndexMap, OutputAccess
-from autofuse.graph.expression import Expr, evaluate, variables
+from autofuse.graph.counting import EXACT_POINTS, SAMPLE_POINTS, Ints, MapCounts
+from autofuse.graph.expression import evaluate, variables
 from autofuse.graph.model import Access, MappingType
 
-EXACT_POINTS = 1 << 15
-SAMPLE_POINTS = 2048
 ROW_LOCAL = "reduced and read back over the same axes"
 GATHERED = "data-dependent index"
 WINDOW = "shifted window"
 NOT_READ = "not read"
 PADDED = "a reduction that all but one read pads"
 
-Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Independent part of the maps of one operand: which variables and which dimensions of the operand it covers."""
-
-    spatial: tuple[int, ...]
-    reduction: tuple[int, ...]
-    dims: tuple[int, ...]
 
 
 def classify(access: OutputAccess, operand: int, shapes: Sequence[tuple[int, ...]], tensor: int) -> Access:
@@ -52,20 +39,7 @@ def classify(access: OutputAccess, operand: int, shapes: Sequence[tuple[int, ...
     return _Classifier(access, operand, maps, shapes).result(tensor)
 
 
-class _Classifier:
-    def __init__(
-        self, access: OutputAccess, operand: int, maps: tuple[IndexMap, ...], shapes: Sequence[tuple[int, ...]]
-    ) -> None:
-        self.access = access
-        self.operand = operand
-        self.maps = maps
-        self.shape = shapes[operand]
-        self.out_shape = shapes[access.output]
-        self.spatial = dict(access.spatial)
-        self.gathered = any(m.gathered for m in maps)
-
-    # -- counts -------------------------------------------------------------------------------------------------
-
+class _Classifier(MapCounts):
     def result(self, tensor: int) -> Access:
         if self.is_identity(self.maps) and len(self.maps) == 1:
             return self.access_of(tensor, MappingType.ONE_TO_ONE, 1, 1, "")
@@ -87,161 +61,6 @@ class _Classifier:
 
     def access_of(self, tensor: int, mapping: MappingType, reads: int, uses: int, reason: str) -> Access:
         return Access(self.operand, tensor, mapping, reads, uses, self.stride(), reason)
-
-    def counts(self) -> tuple[int, int]:
-        """Distinct elements per output element and outputs per element, the largest of each."""
-        reads = uses = 1
-        covered: set[int] = set()
-        for part in self.parts():
-            covered.update(part.spatial)
-            r, u = self.part_counts(part)
-            reads *= r
-            uses *= u
-        if reads == 0 or uses == 0:
-            return 0, 0
-        for var, extent in self.spatial.items():
-            if var not in covered:
-                uses *= extent
-        return reads, uses
-
-    def parts(self) -> list[_Part]:
-        """Splits variables and dimensions into sets that no index and no guard connects."""
-        used = dict.fromkeys(v for m in self.maps for expr in (*m.indices, *m.guards) for v in sorted(variables(expr)))
-        if len(self.maps) > 1:
-            together = self.part(used, range(len(self.shape)))
-            if self.points(together) <= EXACT_POINTS:
-                return [together]
-        parent: dict[object, object] = {}
-
-        def root(node: object) -> object:
-            parent.setdefault(node, node)
-            while parent[node] != node:
-                node = parent[node]
-            return node
-
-        for m in self.maps:
-            for d, expr in enumerate(m.indices):
-                for var in variables(expr):
-                    parent[root(("v", var))] = root(("d", d))
-            for guard in m.guards:
-                linked = sorted(variables(guard))
-                for var in linked:
-                    parent[root(("v", var))] = root(("v", linked[0]))
-        groups: dict[object, tuple[list[int], list[int]]] = {}
-        for var in used:
-            groups.setdefault(root(("v", var)), ([], []))[0].append(var)
-        for d in range(len(self.shape)):
-            groups.setdefault(root(("d", d)), ([], []))[1].append(d)
-        return [self.part(variables_, dims) for variables_, dims in groups.values() if variables_]
-
-    def part(self, variables_: Iterable[int], dims: Iterable[int]) -> _Part:
-        chosen = list(variables_)
-        return _Part(
-            tuple(v for v in chosen if v in self.spatial),
-            tuple(v for v in chosen if v not in self.spatial),
-            tuple(dims),
-        )
-
-    def own(self, m: IndexMap, part: _Part) -> list[int]:
-        """The reduction variables of a part that one map depends on."""
-        used = {v for d in part.dims for v in variables(m.indices[d])}
-        used.update(v for g in self.guards_of(m, part) for v in variables(g))
-        return [v for v in part.reduction if v in used]
-
-    def volume(self, variables_: Iterable[int]) -> int:
-        return math.prod(self.extent(v) for v in variables_)
-
-    def points(self, part: _Part) -> int:
-        """How many reads an enumeration of the part looks at."""
-        return self.volume(part.spatial) * sum(self.volume(self.own(m, part)) for m in self.maps)
-
-    def extent(self, var: int) -> int:
-        return self.spatial[var] if var in self.spatial else self.access.reductions[var]
-
-    def part_counts(self, part: _Part) -> tuple[int, int]:
-        extents = [self.extent(v) for v in (*part.spatial, *part.reduction)]
-        if len(extents) == 1 and len(self.maps) == 1 and not self.guards_of(self.maps[0], part):
-            (expr,) = (self.maps[0].indices[d] for d in part.dims) if len(part.dims) == 1 else (None,)
-            if expr is not None and expr[0] == "v":
-                return (1, 1) if part.spatial else (extents[0], 1)
-        if self.points(part) <= EXACT_POINTS:
-            return _exact_counts(self.enumerate(part))
-        return self.sampled_counts(part)
-
-    def guards_of(self, m: IndexMap, part: _Part) -> list[Expr]:
-        inside = {*part.spatial, *part.reduction}
-        return [g for g in m.guards if variables(g) & inside]
-
-    def enumerate(self, part: _Part) -> Ints:
-        """Element numbers, one row a spatial point, one column a reduction point of each map; -1 where not read."""
-        rows = self.volume(part.spatial)
-        columns = []
-        for m in self.maps:
-            names = (*part.spatial, *self.own(m, part))
-            grid = tuple(self.extent(v) for v in names)
-            values: dict[int, Any] = {
-                var: np.arange(extent, dtype=np.int64).reshape([extent if i == n else 1 for n in range(len(names))])
-                for i, (var, extent) in enumerate(zip(names, grid, strict=True))
-            }
-            columns.append(self.elements(m, part, values, grid).reshape(rows, -1))
-        return np.concatenate(columns, axis=1)
-
-    def elements(self, m: IndexMap, part: _Part, values: dict[int, Any], grid: tuple[int, ...]) -> Ints:
-        flat: Any = np.zeros((1,) * len(grid), np.int64)
-        for d in part.dims:
-            flat = flat * self.shape[d] + evaluate(m.indices[d], values)
-        valid: Any = True
-        for guard in self.guards_of(m, part):
-            valid = np.logical_and(valid, evaluate(guard, values))
-        return np.broadcast_to(np.where(valid, flat, -1), grid)
-
-    def sampled_counts(self, part: _Part) -> tuple[int, int]:
-        """Counts of a part that is too large to enumerate.
-
-        reads: at sampled output points. uses: along each spatial axis by itself through sampled points, the counts
-        of the axes multiplied; with the pigeonhole bound (reads of all outputs over elements) as the floor.
-        """
-        generator = np.random.default_rng(0)
-        widest = max(self.volume(self.own(m, part)) for m in self.maps)
-        outer = max(8, min(256, EXACT_POINTS // widest))
-        base = {v: generator.integers(0, self.extent(v), outer) for v in part.spatial}
-        lines = {v: base[v][:, None] for v in part.spatial}
-        reads, _ = _exact_counts(self.reads_at(part, lines, outer, EXACT_POINTS, generator))
-        if widest > EXACT_POINTS:
-            reads = max(1, round(reads * widest / EXACT_POINTS))
-        uses = 1
-        for var in part.spatial:
-            uses *= self.uses_along(part, var, base, generator)
-        outputs = self.volume(part.spatial)
-        elements = math.prod(self.shape[d] for d in part.dims)
-        if not any(self.guards_of(m, part) for m in self.maps):
-            uses = max(uses, -(-outputs * reads // max(elements, 1)))
-        return max(reads, 1), min(uses, outputs)
-
-    def reads_at(
-        self, part: _Part, points: dict[int, Any], rows: int, most: int, generator: np.random.Generator
-    ) -> Ints:
-        """What the maps read at spatial points (columns of values), over at most `most` reduction points a map."""
-        columns = []
-        for m in self.maps:
-            own = self.own(m, part)
-            extents = [self.extent(v) for v in own] or [1]
-            inner = math.prod(extents)
-            chosen = np.arange(inner) if inner <= most else generator.integers(0, inner, most)
-            picks = np.unravel_index(chosen, extents)
-            values = {**points, **{v: p[None, :].astype(np.int64) for v, p in zip(own, picks, strict=False)}}
-            columns.append(self.elements(m, part, values, (rows, len(chosen))))
-        return np.concatenate(columns, axis=1)
-
-    def uses_along(self, part: _Part, var: int, base: dict[int, Ints], generator: np.random.Generator) -> int:
-        """Outputs on one line along `var` that read the same element, the largest count over a few lines."""
-        length = min(self.extent(var), SAMPLE_POINTS)
-        most = 1
-        for line in range(4):
-            points: dict[int, Any] = {v: base[v][line : line + 1, None] for v in part.spatial}
-            points[var] = np.arange(length, dtype=np.int64)[:, None]
-            most = max(most, _exact_counts(self.reads_at(part, points, length, 64, generator))[1])
-        return most
 
     # -- one element to one element -----------------------------------------------------------------------------
 
@@ -419,14 +238,3 @@ def _common(steps: Ints, valid: Bools) -> int:
     values, counts = np.unique(chosen, return_counts=True)
     best = int(counts.argmax())
     return int(values[best]) if 4 * counts[best] >= 3 * chosen.size else -1
-
-
-def _exact_counts(elements: Ints) -> tuple[int, int]:
-    """(distinct elements in a row, rows that hold one element), the largest of each; -1 stands for no element."""
-    ordered = np.sort(elements, axis=1)
-    fresh = ordered >= 0
-    fresh[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
-    if not fresh.any():
-        return 0, 0
-    _, counts = np.unique(ordered[fresh], return_counts=True)
-    return int(fresh.sum(axis=1).max()), int(counts.max())
