@@ -29,10 +29,18 @@ from autofuse.target import Hardware
 
 # Growing steps through sets that no family takes.
 _MISSES = 2
+# Inputs over the limit that growing a little does not take back.
+_HOPELESS_ARGUMENTS = 8
 # Sets grown from siblings, which only some families take.
 _SIBLING_BUDGET = 16
 # Cheap producers of one group that are tried for recomputation.
 _RECOMPUTE_TRIED = 4
+
+
+def _doubling(length: int, before: int) -> list[int]:
+    """`length`, and the smaller lengths that make a power of two with the `before` operators there are; descending."""
+    powers = [(1 << k) - before for k in range((length + before).bit_length())]
+    return sorted({length, *(n for n in powers if 0 < n <= length)}, reverse=True)
 
 
 @dataclass(frozen=True)
@@ -72,7 +80,9 @@ class GroupEnumerator:
                 if self._growable >> consumer & 1 and edge_rule(graph, producer, consumer)[0] is Rule.NEVER:
                     self._never[consumer] |= 1 << producer
                     self._never[producer] |= 1 << consumer
+        self._any_never = any(self._never)
         self._run_after, self._run_before = self._runs()
+        self._hopeless: set[int] = set()
 
     @staticmethod
     def _mask(operators: Iterable[int]) -> int:
@@ -132,6 +142,8 @@ class GroupEnumerator:
                 return False
             if len(group.inputs) + len(group.outputs) > self.thresholds.max_arguments:
                 self._cut("max_arguments")
+                if len(group.inputs) > self.thresholds.max_arguments + _HOPELESS_ARGUMENTS:
+                    self._hopeless.add(group.mask)
                 return False
         signature = self._signatures.of(group)
         if signature in self._verdicts:
@@ -150,44 +162,53 @@ class GroupEnumerator:
     def _extended(self, mask: int, addition: int) -> int:
         """The convex set with `addition` in it; 0 if that takes an operator or an edge that never fuses."""
         hull = convex_hull(self.graph, mask | addition)
-        if hull & ~self._growable:
-            return 0
-        for op in bits(hull & ~mask):
-            if self._never[op] & hull:
-                return 0
-        return hull
+        return 0 if hull & ~self._growable or self._clashes(hull, mask) else hull
+
+    def _clashes(self, larger: int, mask: int) -> bool:
+        """Whether what `larger` adds to `mask` has an edge inside that never fuses."""
+        return self._any_never and any(self._never[op] & larger for op in bits(larger & ~mask))
 
     def _extensions(self, mask: int, seed: int, within: int) -> Iterator[int]:
-        """Sets that are one step larger: successors first, the largest part of a run first."""
-        room = self.thresholds.max_group_size - mask.bit_count()
+        """Convex sets that are one step larger: successors first, the largest part of a run first.
+
+        A step may take operators of `within` only. Inside a run, all lengths are offered when it is entered (or
+        where the seed lies), and none later.
+        """
+        limit = self.thresholds.max_group_size
+        room = limit - mask.bit_count()
         if room <= 0:
             return
-        after = before = 0
+        ancestors, descendants = self.graph.ancestors, self.graph.descendants
+        after = before = above = below = 0
         for op in bits(mask):
-            # Inside a run all lengths were offered when it was entered.
             if self._run_after[op] < 0 or op == seed:
                 after |= self._next[op]
             if self._run_before[op] < 0:
                 before |= self._previous[op]
+            above |= ancestors[op]
+            below |= descendants[op]
+        allowed = within | mask
         for steps, near in ((self._run_after, after), (self._run_before, before)):
             for x in bits(near & within & ~mask):
-                part, lengths = x, 1
-                run = [1 << x]
-                while steps[part] >= 0 and lengths < room and within >> steps[part] & 1:
-                    part = steps[part]
-                    if mask >> part & 1:
-                        break
-                    run.append(run[-1] | 1 << part)
-                    lengths += 1
-                wanted = {len(run)} | {1 << k for k in range(len(run).bit_length())}
-                if seed >= 0 and self._run_after[seed] == x and len(run) > 2:
-                    # with the seed itself: 2, 4, 8 ... operators
-                    wanted = {len(run)} | {(1 << k) - 1 for k in range(1, (len(run) + 1).bit_length())}
-                for length in sorted(wanted, reverse=True):
-                    if 0 < length <= len(run):
-                        extended = self._extended(mask, run[length - 1])
-                        if extended and not extended & ~(within | mask):
-                            yield extended
+                run = self._run_from(x, steps, within & ~mask, room)
+                from_seed = seed >= 0 and self._run_after[seed] == x
+                for length in _doubling(len(run), 1 if from_seed else 0):
+                    addition = 0
+                    for op in run[:length]:
+                        addition |= 1 << op
+                    last = run[length - 1]
+                    # what lies on paths from the set to the addition, or back
+                    between = below & (ancestors[x] | ancestors[last]) | above & (descendants[x] | descendants[last])
+                    larger = mask | addition | between
+                    if not larger & ~allowed and larger.bit_count() <= limit and not self._clashes(larger, mask):
+                        yield larger
+
+    @staticmethod
+    def _run_from(x: int, steps: Sequence[int], within: int, room: int) -> list[int]:
+        run = [x]
+        while len(run) < room and steps[run[-1]] >= 0 and within >> steps[run[-1]] & 1:
+            run.append(steps[run[-1]])
+        return run
 
     def _grow(self, seed: int) -> None:
         """Sets around an operator: once straight on as far as it goes, then breadth first."""
@@ -212,7 +233,7 @@ class GroupEnumerator:
                 budget -= 1
                 visited.add(extended)
                 missed = 0 if self._examine(extended) else misses + 1
-                if missed <= _MISSES:
+                if missed <= _MISSES and extended not in self._hopeless:
                     queue.append((extended, missed))
 
     def _straight(self, mask: int, seed: int, within: int) -> int:

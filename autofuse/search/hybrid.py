@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autofuse.search.baselines import greedy_cover, singles
 from autofuse.search.dp import DPStrategy
 from autofuse.search.problem import SearchProblem, SearchResult, SearchStrategy
@@ -62,4 +64,5 @@ class HybridStrategy(SearchStrategy):
             free |= problem.choices[i].group.mask
         fixed = set(greedy) - opened
         allowed = [i for i, c in enumerate(problem.choices) if i in fixed or not c.group.mask & ~free]
-        return DPStrategy().search_among(problem, allowed, self.name)
+        # The best of a part of the choices proves nothing about all of them.
+        return replace(DPStrategy().search_among(problem, allowed, self.name), proved_optimal=False)
