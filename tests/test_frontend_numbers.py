@@ -356,6 +356,25 @@ def test_gather_with_indices_given_at_run_time_counts_from_the_end_too() -> None
     prepared = assert_same_as_onnxruntime(source)
     arrays = [random_inputs(prepared)[0], np.array([-1, 0, -9, 8])]
     np.testing.assert_array_equal(run_prepared(prepared, arrays)[0], arrays[0][:, arrays[1]])
+    assert operators(prepared) == {"take": 1}
+    # out of range: any value, but no crash
+    assert run_prepared(prepared, [arrays[0], np.array([9, -10, 1 << 40, 0])])[0].shape == (2, 4)
+
+
+def test_gather_by_evenly_spaced_constants_is_a_slice() -> None:
+    indices = {
+        "one": np.array(-1),
+        "row": np.array([1, 3, 5]),
+        "grid": np.array([[0, 1], [2, 3]]),
+        "odd": np.array([4, 0, 4]),
+    }
+    source = model(
+        [node("Gather", ["x", name], [f"y_{name}"], axis=1) for name in indices],
+        {"x": [2, 6, 3]},
+        [f"y_{name}" for name in indices],
+        indices,
+    )
+    assert operators(assert_same_as_onnxruntime(source)) == {"strided_slice": 3, "reshape": 2, "take": 1}
 
 
 def test_padding_that_is_left_to_be_worked_out() -> None:

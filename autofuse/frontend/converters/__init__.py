@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from autofuse.frontend.converters import activation, einsum, elementwise, normalization, recurrent, resize
+from autofuse.frontend.converters import activation, einsum, elementwise, gather, normalization, recurrent, resize
 
 CONVERTERS: dict[str, Any] = {
     **activation.CONVERTERS,
     **einsum.CONVERTERS,
     **elementwise.CONVERTERS,
+    **gather.CONVERTERS,
     **normalization.CONVERTERS,
     **recurrent.CONVERTERS,
     **resize.CONVERTERS,
