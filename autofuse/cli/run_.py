@@ -33,10 +33,11 @@ def command(compiled: str, source: str, output: str) -> None:
         raise InputError(f"cannot write {output}: the folder {target.parent} does not exist")
     executable = autofuse.load(compiled)
     results = executable(**arrays)
+    named = dict(zip(executable.output_names, results, strict=True))
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".npz", dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as out:
-            np.savez(out, **dict(zip(executable.output_names, results, strict=True)))
+            np.savez(out, **named)  # type: ignore[arg-type]
         os.replace(name, target)
     finally:
         if os.path.exists(name):
