@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from autofuse.graph.access import IndexMap, OutputAccess
 from autofuse.graph.counting import EXACT_POINTS, SAMPLE_POINTS, Ints, MapCounts
-from autofuse.graph.expression import evaluate, variables
+from autofuse.graph.expression import Expr, evaluate, variables
 from autofuse.graph.model import Access, MappingType
 
 ROW_LOCAL = "reduced and read back over the same axes"
@@ -126,7 +126,7 @@ class _Classifier(MapCounts):
             if var not in axes or axes.index(var) <= last:
                 return False
             last = axes.index(var)
-            if index[0] == "v" and self.extent(var) <= extent:
+            if _shifted(index):
                 continue
             line = np.arange(self.extent(var), dtype=np.int64)
             place = np.broadcast_to(evaluate(index, {var: line}), line.shape)
@@ -194,7 +194,7 @@ class _Classifier(MapCounts):
         weight, total = 1, 0
         for index, extent in zip(reversed(m.indices), reversed(self.shape), strict=True):
             if inner in variables(index):
-                if index[0] != "v":
+                if not _shifted(index):
                     break
                 total += weight
             weight *= extent
@@ -228,6 +228,13 @@ class _Classifier(MapCounts):
         order = np.argsort(out)
         out, read = out[order], read[order]
         return _common(np.diff(read), (np.diff(out) == 1) & (read[1:] >= 0) & (read[:-1] >= 0))
+
+
+def _shifted(index: Expr) -> bool:
+    """Whether an index is a variable, or one plus or minus a constant: it goes up in steps of one."""
+    if index[0] in ("add", "sub"):
+        return bool(index[1][0] == "v" and index[2][0] == "c")
+    return bool(index[0] == "v")
 
 
 def _common(steps: Ints, valid: Bools) -> int:
