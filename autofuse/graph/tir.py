@@ -112,8 +112,9 @@ class _Reader:
 
     def __init__(self, func: Any) -> None:
         self.buffers: list[Buffer] = []
-        self.numbers: dict[Any, int] = {}
-        self.values: dict[Any, Expr] = {}
+        # By address: TVM's own equality of variables builds an expression each time.
+        self.numbers: dict[int, int] = {}
+        self.values: dict[int, Expr] = {}
         self.blocks: list[Block] = []
         self.variables = 0
         for param in func.params:
@@ -124,15 +125,16 @@ class _Reader:
         self.statement(func.body)
 
     def buffer(self, buffer: Any) -> int:
-        if buffer not in self.numbers:
+        address = buffer.__chandle__()
+        if address not in self.numbers:
             shape = []
             for extent in buffer.shape:
                 if not isinstance(extent, tvm.tirx.IntImm):
                     raise NotAProgram("a shape is symbolic")
                 shape.append(int(extent.value))
-            self.numbers[buffer] = len(self.buffers)
+            self.numbers[address] = len(self.buffers)
             self.buffers.append(Buffer(tuple(shape), str(buffer.dtype)))
-        return self.numbers[buffer]
+        return self.numbers[address]
 
     def statement(self, node: Any) -> None:
         kind = type(node).__name__
@@ -171,7 +173,7 @@ class _Reader:
             kind = int(item.iter_type)
             if kind not in (0, 2):
                 raise NotAProgram("a block iterates in a fixed order (a scan)")
-            self.values[item.var] = ("v", self.variables)
+            self.values[item.var.__chandle__()] = ("v", self.variables)
             axes.append(Axis(self.variables, int(extent.value), kind == 2))
             self.variables += 1
         init = None
@@ -196,7 +198,7 @@ class _Reader:
         if operation is not None:
             return (operation, self.expression(node.a), self.expression(node.b))
         if kind == "Var":
-            known = self.values.get(node)
+            known = self.values.get(node.__chandle__())
             if known is None:
                 raise NotAProgram("an expression uses a variable from outside its block")
             return known
@@ -218,7 +220,7 @@ class _Reader:
         if kind == "Select":
             return ("select", *(self.expression(getattr(node, name)) for name in _SELECT))
         if kind == "Let":
-            self.values[node.var] = self.expression(node.value)
+            self.values[node.var.__chandle__()] = self.expression(node.value)
             return self.expression(node.body)
         if kind == "Call":
             return self.call(node)
