@@ -51,15 +51,30 @@ def _is_constant(expr: Any) -> bool:
     return isinstance(expr, tvm.ir.GenericConst) and _is_tensor(expr)
 
 
+def constant_of(array: NDArray[Any]) -> Any:
+    """A Relax constant; `relax.const` alone would make int32 of an int64 without axes."""
+    return relax.const(array, str(array.dtype))
+
+
+def _array_of(constant: Any) -> NDArray[Any]:
+    """The data of a Relax constant, not copied: weights are large."""
+    try:
+        return np.from_dlpack(constant.value)
+    except (BufferError, RuntimeError, TypeError):  # a type that numpy does not know by itself
+        return np.asarray(constant.value.numpy())
+
+
 class Lowering:
     """State of one walk: the builder, the values made so far, the kernels by what they compute."""
 
-    def __init__(self, lanes: int) -> None:
+    def __init__(self, lanes: int, module: tvm.IRModule) -> None:
         self.lanes = lanes
+        self._module = module
         self.blocked = blocked(lanes)
         self.builder = relax.BlockBuilder()
-        self._kernels: dict[str, tuple[Any, Any]] = {}
+        self._kernels: dict[str, tuple[Any, Any, list[int]]] = {}
         self._values: dict[Any, Value | tuple[Value, ...]] = {}
+        self._packed: dict[tuple[Any, str], Value] = {}
 
     # -- values ------------------------------------------------------------------------------------------------
 
@@ -70,7 +85,7 @@ class Lowering:
     def value(self, expr: Any) -> Value:
         """The value of a tensor-typed operand of the source module."""
         if _is_constant(expr):
-            array = expr.value.numpy()
+            array = _array_of(expr)
             return Value(tuple(array.shape), str(array.dtype), PLAIN, {PLAIN: expr}, array)
         if isinstance(expr, relax.TupleGetItem):
             fields = self._values[expr.tuple_value]
@@ -89,9 +104,17 @@ class Lowering:
         found = self._values[expr]
         return found if isinstance(found, tuple) else (found,)
 
+    def packed(self, source: Any, how: str, pack: Callable[[], NDArray[Any]]) -> Value:
+        """The constant `source` rearranged: `pack` is called once for each `how`, however many operators share it."""
+        key = (source, how)
+        if key not in self._packed:
+            self._packed[key] = self.constant(pack())
+        return self._packed[key]
+
     def constant(self, array: NDArray[Any]) -> Value:
         """A new constant in the plain layout."""
-        return Value(tuple(array.shape), str(array.dtype), PLAIN, {PLAIN: relax.const(array)}, array)
+        expr = constant_of(array)
+        return Value(tuple(array.shape), str(array.dtype), PLAIN, {PLAIN: expr}, _array_of(expr))
 
     def plain(self, value: Value) -> Any:
         """The value as the model has it; a layout change is emitted where it exists only in blocks."""
@@ -117,7 +140,7 @@ class Lowering:
         """The rank-4 value with its channels in blocks; constants are rearranged at compile time."""
         if self.blocked not in value.forms:
             if value.array is not None:
-                value.forms[self.blocked] = relax.const(block_array(value.array, self.lanes))
+                value.forms[self.blocked] = constant_of(block_array(value.array, self.lanes))
             else:
                 made = self.emit_te(
                     "layout_change",
@@ -133,6 +156,10 @@ class Lowering:
                 )
                 value.forms[self.blocked] = made.forms[self.blocked]
         return value.forms[self.blocked]
+
+    def adopt(self, kernel: Any) -> Any:
+        """A tensor program that the source module calls already, taken over as it is."""
+        return self.builder.add_func(self._module[kernel], kernel.name_hint)
 
     # -- kernels -----------------------------------------------------------------------------------------------
 
@@ -152,8 +179,8 @@ class Lowering:
     ) -> Value:
         """Emit one kernel made from a tensor expression over `args` (the operands in the layouts named)."""
 
-        def make() -> Any:
-            return relax.utils.gen_call_tir_inputs(compute, *args)[0]
+        def make() -> tuple[Any, list[int]]:
+            return relax.utils.gen_call_tir_inputs(compute, *args)[0], list(range(len(args)))
 
         made = self._emit(kind, make, operands, args, shape, dtype, layout, attrs, hint, logical)
         assert made is not None
@@ -175,95 +202,89 @@ class Lowering:
     ) -> Value | None:
         """Emit one kernel by TVM's own legalisation of `call` with its arguments replaced by `args`.
 
-        `tensors` are the tensor arguments, flattened; those that the legalisation folds (scalars) are found by
-        comparing with what it calls. None if the operator has no legalisation into a single kernel.
+        `tensors` are the tensor arguments, flattened, one for each of `operands`. None if the operator has no
+        legalisation into a single kernel over them.
         """
-        kind = call.op.name.removeprefix("relax.")
-        scratch = relax.BlockBuilder()
         legalize = call.op.get_attr("FLegalize")
         if legalize is None:
             return None
-        found: dict[str, Any] = {}
+        kind = call.op.name.removeprefix("relax.")
+        scratch = relax.BlockBuilder()
 
-        def make() -> Any:
+        def make() -> tuple[Any, list[int]] | None:
             physical = scratch.normalize(relax.Call(call.op, list(args), call.attrs, call.ty_args))
             result = legalize(scratch, physical)
             if not (isinstance(result, relax.Call) and getattr(result.op, "name", "") == "relax.call_tir"):
                 return None
-            found["args"] = list(result.args[1].fields)
-            return scratch.get()[result.args[0]]
+            taken = _positions(list(result.args[1].fields), tensors)
+            return None if taken is None else (scratch.get()[result.args[0]], taken)
 
         text = "; ".join([str(call.attrs) if call.attrs is not None else "", *literals])
-        used = [(v, e, t) for (v, e), t in zip(operands, tensors, strict=True) if not v.scalar]
-        return self._emit(
-            kind,
-            make,
-            [(v, e) for v, e, _ in used],
-            [t for _, _, t in used],
-            shape,
-            dtype,
-            layout,
-            dict(attrs or {}),
-            hint,
-            json.dumps([kind, text, [_operand(v) for v, _ in operands]]),
-            found,
-        )
+        logical = json.dumps([kind, text, [_operand(v) for v, _ in operands]])
+        return self._emit(kind, make, operands, tensors, shape, dtype, layout, dict(attrs or {}), hint, logical)
 
     def _emit(
         self,
         kind: str,
-        make: Callable[[], Any],
+        make: Callable[[], tuple[Any, list[int]] | None],
         operands: Sequence[tuple[Value, str]],
-        args: Sequence[Any],
+        tensors: Sequence[Any],
         shape: tuple[int, ...],
         dtype: str,
         layout: str,
         attrs: Mapping[str, object],
         hint: str,
         logical: str | None,
-        found: dict[str, Any] | None = None,
     ) -> Value | None:
+        """`make` gives the kernel and the positions of the tensors that it takes (scalars may be folded into it)."""
         what = logical if logical is not None else kind
         described = {k: v for k, v in attrs.items() if k not in ("variant", "in_block", "from", "to")}
-        form = json.dumps(
-            {
+        stored = [[e, list(shape_of(t)), dtype_of(t)] for (_, e), t in zip(operands, tensors, strict=True)]
+        result = [dtype, list(shape), layout]
+        key = json.dumps([kind, what, attrs, [_operand(v) for v, _ in operands], stored, result], sort_keys=True)
+        known = self._kernels.get(key)
+        if known is None:
+            made = make()
+            if made is None:
+                return None
+            func, taken = made
+            used = [operands[i] for i in taken]
+            form = {
                 "op": what,
                 # A text of the call itself says all; the attributes beside it depend on the layout that was chosen.
                 "attrs": described if logical is None else {},
-                "in": [_operand(v) for v, _ in operands],
+                "in": [_operand(v) for v, _ in used],
                 "out": [dtype, list(shape)],
-            },
-            sort_keys=True,
-        )
-        extra = {
-            **attrs,
-            "in_layouts": [e for _, e in operands],
-            "out_layout": layout,
-            "in_logical": [list(v.shape) for v, _ in operands],
-            "out_logical": list(shape),
-        }
-        key = json.dumps([kind, form, extra, [[list(shape_of(a)), dtype_of(a)] for a in args]], sort_keys=True)
-        known = self._kernels.get(key)
-        if known is None:
-            func = make()
-            if func is None:
-                return None
-            if found and len(found["args"]) != len(args):
-                # The legalisation did not take the operands one by one (a scalar kept, a tuple repacked).
-                args = found["args"]
+            }
+            extra = {
+                **attrs,
+                "in_layouts": [e for _, e in used],
+                "out_layout": layout,
+                "in_logical": [list(v.shape) for v, _ in used],
+                "out_logical": list(shape),
+            }
             func = func.with_attr("autofuse.kind", kind)
-            func = func.with_attr("autofuse.form", form)
+            func = func.with_attr("autofuse.form", json.dumps(form, sort_keys=True))
             func = func.with_attr("autofuse.attrs", json.dumps(extra, sort_keys=True))
-            out = func.params[-1]
-            stored = [int(extent) for extent in out.ty.shape] if hasattr(out.ty, "shape") else None
-            if stored is None:
-                stored = [int(extent) for extent in out.shape]
-            ty = relax.TensorType(stored, dtype)
-            known = (self.builder.add_func(func, kind.replace(".", "_")), ty)
-            if not found or len(found["args"]) == len(operands):
-                self._kernels[key] = known
-        var = self.builder.emit(relax.call_tir(known[0], list(args), known[1]), name_hint=hint)
+            ty = relax.TensorType([int(extent) for extent in func.params[-1].shape], dtype)
+            known = (self.builder.add_func(func, kind.replace(".", "_")), ty, taken)
+            self._kernels[key] = known
+        kernel, ty, taken = known
+        var = self.builder.emit(relax.call_tir(kernel, [tensors[i] for i in taken], ty), name_hint=hint)
         return Value(shape, dtype, layout, {layout: var})
+
+
+def _positions(args: Sequence[Any], tensors: Sequence[Any]) -> list[int] | None:
+    """Where each of `args` stands among `tensors`, each place once; None if one is not among them."""
+    free = list(range(len(tensors)))
+    positions: list[int] = []
+    for arg in args:
+        found = next((i for i in free if arg.same_as(tensors[i])), None)
+        if found is None:
+            return None
+        free.remove(found)
+        positions.append(found)
+    return positions
 
 
 def _operand(value: Value) -> list[object]:
@@ -281,7 +302,7 @@ def lower(prepared: Any, lanes: int) -> LoweredModel:
     from autofuse.lower.rules import lower_call
 
     function = prepared.module["main"]
-    state = Lowering(lanes)
+    state = Lowering(lanes, prepared.module)
     builder = state.builder
     with builder.function("main", params=list(function.params)):
         with builder.dataflow():

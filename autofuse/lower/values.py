@@ -20,7 +20,8 @@ def blocked(lanes: int) -> str:
 class Value:
     """`forms` maps a layout's name to the Relax expression that holds the value in it; `layout` is where it was made.
 
-    `array` is set for constants (numpy, logical layout).
+    `array` is set for constants (numpy, logical layout). `padding` bounds the magnitude of what the lanes past the last
+    channel hold in the blocked form; it means nothing where the lanes divide the channels.
     """
 
     shape: tuple[int, ...]
@@ -28,6 +29,7 @@ class Value:
     layout: str
     forms: dict[str, Any] = field(default_factory=dict)
     array: NDArray[Any] | None = None
+    padding: float = 0.0
 
     @property
     def constant(self) -> bool:
