@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,20 @@ import numpy as np
 from autofuse.cost import AnalyticalCostModel, Candidate
 from autofuse.graph.model import Access, Graph, Group, MappingType, Operator, Role, Tensor, Work
 from autofuse.graph.reasons import Refusal
+from autofuse.learn import LearnedCostModel, Trained, TrainSettings, build_dataset, train_predictor
+from autofuse.learn.ranges import TrainingRange
 from autofuse.records import Form, MemoryStore, Record, RecordedHardware, Workload
 from autofuse.records.groups import group_to_text
 from autofuse.records.store import RecordStore
 from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily
 from autofuse.target import Hardware
+from autofuse.target.fingerprint import HardwareRow
 
 MACHINE = Hardware()
-RECORDED = RecordedHardware("machine", "a machine", {"threads": 2})
+ROW = HardwareRow(
+    "x86_64", "AuthenticAMD", 25, 1, 1, ("avx2", "fma"), 32 << 10, 512 << 10, 32 << 20, 2, "0.27", "A CPU"
+)
+RECORDED = RecordedHardware.of(ROW)
 
 
 @dataclass(frozen=True)
@@ -139,6 +146,20 @@ def fill(store: RecordStore, noise: float = 0.01, seed: int = 0, limit: int | No
                 )
             )
     return store
+
+
+@functools.lru_cache(maxsize=1)
+def small_predictor() -> Trained:
+    """Trained on a part of the synthetic store, once a process."""
+    data = build_dataset(synthetic_store(limit=24), descriptions={RECORDED.digest: MACHINE}, family_of=family_of)
+    return train_predictor(data, TrainSettings(rounds=20, members=3))
+
+
+def trusting_model(families: dict[str, int]) -> LearnedCostModel:
+    """A learned cost model that predicts whatever it is asked of these families, in range or not."""
+    trained = small_predictor()
+    card = replace(trained.card, families=families, range=TrainingRange({}), spread_limit=1e9)
+    return LearnedCostModel(card, trained.members, MACHINE)
 
 
 def synthetic_store(**arguments: Any) -> RecordStore:

@@ -7,14 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from learn_stores import MACHINE, small_predictor, trusting_model
 from test_cost_analytical import FULL, FakeConfiguration, FakeFamily, one
 
 from autofuse.cost import AnalyticalCostModel, Candidate, CostModel
 from autofuse.graph.model import Work
+from autofuse.learn import LearnedCostModel
 from autofuse.target import Hardware
 
 MODELS: dict[str, Callable[[], CostModel]] = {
     "analytical": lambda: AnalyticalCostModel(Hardware()),
+    "learned": lambda: LearnedCostModel(small_predictor().card, small_predictor().members, MACHINE),
+    "learned, everything predicted": lambda: trusting_model({"fake": 1}),
 }
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from learn_stores import FAMILY, MACHINE, RECORDED, family_of, fill, groups, law, synthetic_store
+from learn_stores import FAMILY, MACHINE, RECORDED, ROW, family_of, fill, groups, law, synthetic_store
 
 from autofuse.cost import AnalyticalCostModel, Candidate
 from autofuse.cost.features import feature_names
@@ -20,7 +20,6 @@ from autofuse.learn.metrics import score
 from autofuse.learn.splits import by_workload, grouped_folds, leave_one_network_out
 from autofuse.records import MemoryStore, RecordedHardware
 from autofuse.records.store import RecordStore
-from autofuse.target.fingerprint import HardwareRow
 
 DESCRIPTIONS = {RECORDED.digest: MACHINE}
 
@@ -104,9 +103,7 @@ class TestDataset:
 
     def test_a_recorded_cpu_is_described_by_its_row(self, tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("AUTOFUSE_HOME", str(tmp_path))
-        row = HardwareRow(
-            "x86_64", "AuthenticAMD", 25, 1, 1, ("avx2", "fma"), 32 << 10, 1 << 20, 8 << 20, 3, "0.27", "A"
-        )
+        row = replace(ROW, l2_bytes=1 << 20, l3_bytes=8 << 20, threads=3)
         found = describe(RecordedHardware.of(row))
         assert found is not None
         assert (found.isa, found.cores, found.l2_bytes, found.l3_bytes) == ("avx2", 3, 1 << 20, 8 << 20)

@@ -74,7 +74,7 @@ def _print(report: dict[str, Any]) -> None:
 
     table = Table(title="errors on workloads not trained on", title_justify="left")
     table.add_column("model")
-    for name in ("MAPE", "within 5 %", "within 10 %", "within 20 %", "tau within", "tau across"):
+    for name in ("MAPE", "in 5 %", "in 10 %", "in 20 %", "tau within", "tau across"):
         table.add_column(name, justify="right")
     for name, row in report["metrics"].items():
         table.add_row(name.replace("_", ", "), *metric_cells(row))

@@ -50,13 +50,16 @@ def _library() -> Any:
 def _check(library: Any, status: int) -> None:
     if status != 0:
         text = (library.XGBGetLastError() or b"").decode(errors="replace").strip().splitlines()
-        raise ValueError(text[0] if text else "XGBoost failed and does not say why")
+        # "[time] source file:line: what is wrong"
+        raise ValueError(text[0].split(": ", 1)[-1] if text else "XGBoost failed and does not say why")
 
 
 class Booster:
     """One boosted ensemble of trees; predictions run on the calling thread. ValueError for bytes that are no model."""
 
     def __init__(self, content: bytes) -> None:
+        if not content:
+            raise ValueError("the model is empty")  # XGBoost would crash on it
         library = self._library = _library()
         self._handle = ctypes.c_void_p()
         _check(library, library.XGBoosterCreate(None, ctypes.c_uint64(0), ctypes.byref(self._handle)))

@@ -93,20 +93,24 @@ def _same_machine(a: Hardware, b: Hardware) -> bool:
     )
 
 
+def check_output(directory: str | Path) -> Path:
+    """PredictorError if a predictor cannot go there: it is a file, or a directory that holds something else."""
+    target = Path(directory)
+    if target.exists() and not target.is_dir():
+        raise PredictorError(f"cannot write the predictor to {target}: it is a file, give a directory")
+    if target.is_dir() and any(target.iterdir()) and not (target / "card.json").is_file():
+        raise PredictorError(f"cannot write the predictor to {target}: it holds other files, give a new directory")
+    return target
+
+
 def save_predictor(trained: Trained, directory: str | Path) -> Path:
     """Write a predictor to `directory`, all or nothing.
 
     An older predictor there is replaced and other files next to it (thresholds) are kept. A directory that holds
     something else is refused with a PredictorError.
     """
-    target = Path(directory)
-    if target.exists() and not target.is_dir():
-        raise PredictorError(f"cannot write the predictor to {target}: it is a file, give a directory")
-    replaced: Card | None = None
-    if target.is_dir() and any(target.iterdir()):
-        if not (target / "card.json").is_file():
-            raise PredictorError(f"cannot write the predictor to {target}: it holds other files, give a new directory")
-        replaced = trained.card
+    target = check_output(directory).resolve()
+    replaced = (target / "card.json").is_file()
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     old = target.with_name(f".{target.name}.{os.getpid()}.old")
     try:
@@ -116,11 +120,13 @@ def save_predictor(trained: Trained, directory: str | Path) -> Path:
         text = json.dumps(trained.card.to_json(), indent=1, allow_nan=False)
         (temporary / "card.json").write_text(text + "\n", encoding="utf-8")
         (temporary / "card.md").write_text(trained.card.markdown(), encoding="utf-8")
-        if replaced is not None:
+        if replaced:
             for path in target.iterdir():
                 if not (path.name in ("card.json", "card.md") or path.name.startswith("member-")):
                     (shutil.copytree if path.is_dir() else shutil.copy2)(path, temporary / path.name)
             target.rename(old)
+        elif target.is_dir():
+            target.rmdir()
         try:
             temporary.rename(target)
         except OSError:

@@ -1,0 +1,254 @@
+"""The learned cost model and predictors in directories: where it answers, round trips, refusals, speed, the command."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from learn_stores import FAMILY, MACHINE, family_of, fill, groups, law, matmul_group, small_predictor, trusting_model
+
+from autofuse.cli import main
+from autofuse.cost import AnalyticalCostModel, Candidate
+from autofuse.cost.features import extract
+from autofuse.errors import PredictorError
+from autofuse.graph.model import Group
+from autofuse.learn import LearnedCostModel, Trained, load_predictor, save_predictor
+from autofuse.learn.booster import Booster
+from autofuse.records import SqliteStore
+
+
+def candidates(group: Group) -> list[Candidate]:
+    return [Candidate(group, FAMILY, c) for c in FAMILY.configs(group, MACHINE)]
+
+
+@pytest.fixture(scope="module")
+def trained() -> Trained:
+    return small_predictor()
+
+
+@pytest.fixture
+def model(trained: Trained) -> LearnedCostModel:
+    return LearnedCostModel(trained.card, trained.members, MACHINE)
+
+
+class TestCostModel:
+    def test_predicts_near_the_training_data(self, model: LearnedCostModel) -> None:
+        near = candidates(matmul_group(24, 100, 64, "exp"))
+        assert set(model.sources(near)) == {"predicted"}
+        truth = AnalyticalCostModel(MACHINE).costs(near) * np.exp([law(c) for c in near])
+        assert np.abs(model.costs(near) / truth - 1).mean() < 0.15
+        assert np.abs(AnalyticalCostModel(MACHINE).costs(near) / truth - 1).mean() > 0.4
+
+    @pytest.mark.parametrize(
+        ("group", "column"),
+        [
+            (matmul_group(4096, 4096, 4096), "fma"),  # larger than anything measured
+            (matmul_group(64, 128, 96, "nn.max_pool2d"), "kind_pool"),  # a kind that was never measured
+        ],
+    )
+    def test_falls_back_outside_the_training_range(self, model: LearnedCostModel, group: Group, column: str) -> None:
+        far = candidates(group)
+        assert set(model.sources(far)) == {"analytical"}
+        assert column in model.card.range.violated(extract(far, MACHINE)[0])
+        usual = np.exp(model.card.offset)
+        assert np.allclose(model.costs(far), usual * AnalyticalCostModel(MACHINE).costs(far), rtol=1e-5)
+
+    def test_falls_back_for_families_and_versions_it_was_not_trained_on(self, trained: Trained) -> None:
+        near = candidates(matmul_group(64, 128, 96))
+        for families in ({}, {"tile": 2}):
+            model = LearnedCostModel(replace(trained.card, families=families), trained.members, MACHINE)
+            assert set(model.sources(near)) == {"analytical"}
+
+    def test_falls_back_where_its_members_disagree(self, trained: Trained) -> None:
+        near = candidates(matmul_group(64, 128, 96))
+        doubtful = LearnedCostModel(replace(trained.card, spread_limit=0.0), trained.members, MACHINE)
+        assert "analytical" in doubtful.sources(near)
+        assert (trusting_model({"tile": 3}).predict(near).uncertainty > 0).any()
+
+    def test_a_new_calibration_of_the_same_machine_shifts_nothing(self, trained: Trained) -> None:
+        near = candidates(matmul_group(64, 128, 96))
+        calibrated = replace(MACHINE, fma_per_second=6e10, memory_bandwidth=3e10, name="renamed")
+        costs = [LearnedCostModel(trained.card, trained.members, h).costs(near) for h in (MACHINE, calibrated)]
+        assert np.array_equal(*costs)
+
+    def test_hardware_it_was_not_trained_on_gets_the_analytical_model_of_that_hardware(self, trained: Trained) -> None:
+        other = replace(MACHINE, cores=16)
+        near = candidates(matmul_group(64, 128, 96))
+        model = LearnedCostModel(trained.card, trained.members, other)
+        assert not model.known_hardware and set(model.sources(near)) == {"analytical"}
+        assert np.allclose(
+            model.costs(near), np.exp(trained.card.offset) * AnalyticalCostModel(other).costs(near), rtol=1e-5
+        )
+
+    def test_predicts_100_000_candidates_a_second(self, model: LearnedCostModel) -> None:
+        rows = extract([c for g in groups() for c in candidates(g)], MACHINE)
+        rows = np.tile(rows, (50_000 // len(rows) + 1, 1))[:50_000]
+        model.predict_rows(rows[:10])
+        best = np.inf
+        for _ in range(3):  # CPU time, best of three: other processes do not count
+            start = time.process_time()
+            model.predict_rows(rows)
+            best = min(best, time.process_time() - start)
+        assert len(rows) / best > 100_000
+
+
+class TestBooster:
+    def test_agrees_with_xgboost_itself(self, trained: Trained) -> None:
+        import xgboost
+
+        rows = extract(candidates(matmul_group(64, 128, 96)), MACHINE)
+        for member in trained.members:
+            theirs = xgboost.Booster(model_file=bytearray(member)).inplace_predict(rows)
+            assert np.array_equal(Booster(member).predict(rows), theirs.astype(np.float64))
+
+    def test_refuses_what_is_no_model_and_rows_of_another_width(self, trained: Trained) -> None:
+        for content in (b"", b"{}", b"nonsense", trained.members[0][:100]):
+            with pytest.raises(ValueError):
+                Booster(content)
+        with pytest.raises(ValueError, match="expected"):
+            Booster(trained.members[0]).predict(np.zeros((2, 3), np.float32))
+        assert Booster(trained.members[0]).predict(np.zeros((0, len(trained.card.features)), np.float32)).shape == (0,)
+
+
+class TestDirectory:
+    def test_a_saved_predictor_gives_the_same_costs(
+        self, trained: Trained, model: LearnedCostModel, tmp_path: Path
+    ) -> None:
+        save_predictor(trained, tmp_path / "new" / "p")
+        loaded = load_predictor(tmp_path / "new" / "p", MACHINE)
+        many = [c for g in groups() for c in candidates(g)]
+        assert np.array_equal(loaded.costs(many), model.costs(many))
+        assert loaded.sources(many) == model.sources(many) and loaded.card == model.card
+        assert [p.name for p in (tmp_path / "new").iterdir()] == ["p"]
+        text = (tmp_path / "new" / "p" / "card.md").read_text()
+        assert trained.card.data["hash"] in text and "tile, version 3" in text and "| learned |" in text
+
+    def test_saving_twice_gives_the_same_bytes_and_keeps_other_files(self, trained: Trained, tmp_path: Path) -> None:
+        target = save_predictor(trained, tmp_path / "p")
+        before = {p.name: p.read_bytes() for p in target.iterdir()}
+        (target / "thresholds.json").write_text("{}")
+        (target / "member-9.ubj").write_bytes(b"left by a larger ensemble")
+        save_predictor(trained, target)
+        assert {p.name: p.read_bytes() for p in target.iterdir()} == {**before, "thresholds.json": b"{}"}
+        assert [p.name for p in tmp_path.iterdir()] == ["p"]
+
+    def test_never_overwrites_what_is_no_predictor(self, trained: Trained, tmp_path: Path) -> None:
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+        with pytest.raises(PredictorError, match="other files"):
+            save_predictor(trained, tmp_path / "mine")
+        assert [p.name for p in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+        with pytest.raises(PredictorError, match="is a file"):
+            save_predictor(trained, tmp_path / "mine" / "thesis.txt")
+
+    @pytest.mark.parametrize(
+        ("harm", "words"),
+        [
+            (lambda p: (p / "card.json").unlink(), "there is no predictor"),
+            (lambda p: (p / "card.json").write_text("{"), "not JSON"),
+            (lambda p: (p / "card.json").write_text("[]"), "no card"),
+            (lambda p: (p / "member-1.ubj").unlink(), "member-1.ubj"),
+            (lambda p: (p / "member-1.ubj").write_bytes(b"x"), "member-1.ubj was changed"),
+            (lambda p: edit(p, version=2), "version 2, this program reads 1"),
+            (lambda p: edit(p, kind="gpu"), "for a gpu, the target is a cpu"),
+            (lambda p: edit(p, features={"version": 99, "names": []}), "features of version 99"),
+            (lambda p: edit(p, features={"version": 1, "names": ["a"]}), "features are not"),
+            (lambda p: edit(p, offset="high"), "damaged"),
+            (lambda p: edit(p, members=[]), "damaged"),
+            (lambda p: edit(p, members=[{"file": "../x", "sha256": "", "trees": 1}]), "damaged"),
+            (lambda p: edit(p, hardware=[{"digest": "d", "records": 1, "description": {}}]), "damaged"),
+            (lambda p: drop(p, "spread"), "damaged"),
+        ],
+    )
+    def test_refuses_in_one_line(
+        self, trained: Trained, tmp_path: Path, harm: Callable[[Path], object], words: str
+    ) -> None:
+        target = save_predictor(trained, tmp_path / "p")
+        harm(target)
+        with pytest.raises(PredictorError) as caught:
+            load_predictor(target, MACHINE)
+        text = str(caught.value)
+        assert words in text and "autofuse train" in text and "\n" not in text
+
+    def test_a_member_that_is_no_model_is_refused(self, trained: Trained, tmp_path: Path) -> None:
+        import hashlib
+
+        target = save_predictor(trained, tmp_path / "p")
+        (target / "member-0.ubj").write_bytes(b"nonsense")
+        members = json.loads((target / "card.json").read_text())["members"]
+        members[0]["sha256"] = hashlib.sha256(b"nonsense").hexdigest()
+        edit(target, members=members)
+        with pytest.raises(PredictorError, match="damaged"):
+            load_predictor(target, MACHINE)
+
+    def test_other_hardware_is_told_once(self, trained: Trained, tmp_path: Path) -> None:
+        target = save_predictor(trained, tmp_path / "p")
+        with pytest.warns(UserWarning, match="trained for other hardware"):
+            load_predictor(target, replace(MACHINE, cores=7))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            load_predictor(target, replace(MACHINE, name="renamed"))
+
+
+class TestCommand:
+    @pytest.fixture(autouse=True)
+    def registry(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setattr("autofuse.schedule.registry.family", family_of)
+        monkeypatch.setenv("AUTOFUSE_HOME", str(tmp_path / "home"))
+
+    @pytest.fixture
+    def db(self, tmp_path: Path) -> Path:
+        with SqliteStore(tmp_path / "records.db") as store:
+            fill(store, limit=24)
+        return tmp_path / "records.db"
+
+    def test_trains_and_reports(self, db: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run("train", "--db", str(db), "-o", str(tmp_path / "p"), "--json") == 0
+        report = json.loads(capsys.readouterr().out)
+        assert report["workloads"] == 24 and report["skipped"]["failed"] > 0 and report["hardware"][0]["name"]
+        assert report["metrics"]["learned"]["mape"] < 0.5 * report["metrics"]["analytical"]["mape"]
+        loaded = load_predictor(tmp_path / "p", replace(MACHINE, cores=2))
+        assert loaded.known_hardware and loaded.card.data["hash"] == report["data_hash"]
+        assert run("train", "--db", str(db), "-o", str(tmp_path / "p")) == 0
+        text = capsys.readouterr().out
+        assert "learned" in text and "tau within" in text and "wrote" in text
+
+    def test_bad_input_is_one_line_and_leaves_nothing(
+        self, db: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        out = tmp_path / "p"
+        small = tmp_path / "small.db"
+        with SqliteStore(small) as store:
+            fill(store, limit=2)
+        for arguments, words in (
+            (["--db", str(tmp_path / "none.db")], "there is no record store"),
+            (["--db", str(small)], "autofuse collect"),
+            (["--db", str(db), "--hardware", "abc"], "no records of hardware abc"),
+        ):
+            assert run("train", *arguments, "-o", str(out)) == 2
+            captured = capsys.readouterr()
+            assert words in captured.err and captured.err.count("\n") == 1 and captured.out == ""
+        assert not out.exists() and not (tmp_path / "none.db").exists()
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(list(arguments))
+    return int(caught.value.code or 0)
+
+
+def edit(folder: Path, **changes: object) -> None:
+    content = json.loads((folder / "card.json").read_text())
+    (folder / "card.json").write_text(json.dumps({**content, **changes}))
+
+
+def drop(folder: Path, name: str) -> None:
+    content = json.loads((folder / "card.json").read_text())
+    del content[name]
+    (folder / "card.json").write_text(json.dumps(content))
