@@ -294,11 +294,14 @@ def generate(
     tell("scheduling")
     builder = KernelBuilder(analysed.fuser, analysed.hardware, alone)
     opaque = [c.group.members[0] for c in result.choices if not c.family]
+    for op in (graph.operators[i] for i in opaque):
+        if op.fusable:
+            log.warning("operator %s (%s) has no schedule: it runs as plain loops", op.name, op.kind)
     assignments = [assignment_of(c.group, c.family, c.config) for c in result.choices if c.family]
     kernels = builder.kernels(assignments)
     target = analysed.target.tvm_target()
-    main = analysed.lowered.module["main"]
-    program = assemble(main, graph, kernels, opaque, analysed.calls, analysed.constants)
+    module = analysed.lowered.module
+    program = assemble(module, graph, kernels, opaque, analysed.calls, analysed.constants)
     dump(folder, "3-scheduled", program.module)
     tell("building")
     try:
@@ -306,7 +309,7 @@ def generate(
     except Exception as error:
         log.warning("building the whole program failed (%s): building kernel by kernel", last_line(error))
         kernels = split_failing(kernels, builder, lambda func: build_kernel(func, target))
-        program = assemble(main, graph, kernels, opaque, analysed.calls, analysed.constants)
+        program = assemble(module, graph, kernels, opaque, analysed.calls, analysed.constants)
         library = build_program(program.module, target)
     codegen = time.perf_counter() - start
     prepared = analysed.prepared

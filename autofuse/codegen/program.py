@@ -58,17 +58,18 @@ def order_kernels(kernels: Sequence[Kernel], opaque: Sequence[int], graph: Graph
 
 
 def assemble(
-    source: Any,
+    lowered: tvm.IRModule,
     graph: Graph,
     kernels: Sequence[Kernel],
     opaque: Sequence[int],
     calls: Any,
     constants: Any,
 ) -> Program:
-    """The program. `source` is the lowered `main`; `calls[i]` the Relax call of operator i; `constants[t]` a constant.
+    """The program. `calls[i]` is the Relax call of operator i in the lowered module; `constants[t]` a constant.
 
-    Opaque operators keep their call with its operands replaced.
+    Opaque operators keep their call, and the function that it calls, with their operands replaced.
     """
+    source = lowered["main"]
     builder = relax.BlockBuilder()
     params = [relax.Var(p.name, p.ty) for p in source.params]
     values: dict[int, Any] = dict(zip(graph.inputs, params, strict=True))
@@ -87,7 +88,8 @@ def assemble(
         with builder.dataflow():
             for unit in order_kernels(kernels, opaque, graph):
                 if isinstance(unit, int):
-                    _emit_opaque(builder, graph, unit, calls, values)
+                    launched += 1
+                    _emit_opaque(builder, lowered, graph, unit, calls, values)
                     continue
                 group = unit.assignment.group
                 if unit.func is None:
@@ -113,7 +115,9 @@ def assemble(
     return Program(builder.get(), tuple(constants[t] for t in used), launched)
 
 
-def _emit_opaque(builder: Any, graph: Graph, index: int, calls: Any, values: dict[int, Any]) -> None:
+def _emit_opaque(
+    builder: Any, lowered: tvm.IRModule, graph: Graph, index: int, calls: Any, values: dict[int, Any]
+) -> None:
     op = graph.operators[index]
     call = calls[index]
     replaced = iter(op.inputs)
@@ -122,6 +126,8 @@ def _emit_opaque(builder: Any, graph: Graph, index: int, calls: Any, values: dic
         ty = getattr(arg, "ty", None)
         if isinstance(ty, relax.TensorType):
             args.append(values[next(replaced)])
+        elif isinstance(arg, tvm.ir.GlobalVar):
+            args.append(builder.add_func(lowered[arg], arg.name_hint))
         elif isinstance(arg, relax.Tuple):
             args.append(
                 relax.Tuple([values[next(replaced)] if isinstance(f.ty, relax.TensorType) else f for f in arg.fields])
