@@ -27,8 +27,9 @@ from autofuse.search.problem import SearchProblem, Thresholds
 from autofuse.search.signature import Signatures
 from autofuse.target import Hardware
 
-# Growing steps through sets that no family takes.
+# Growing steps through sets that no family takes, and operators that these may add together.
 _MISSES = 2
+_MISSED_OPERATORS = 6
 # Inputs over the limit that growing a little does not take back.
 _HOPELESS_ARGUMENTS = 8
 # Sets grown from siblings, which only some families take.
@@ -221,9 +222,9 @@ class GroupEnumerator:
         budget = self.thresholds.groups_per_operator
         budget -= self._straight(1 << seed, seed, within)
         visited = {1 << seed}
-        queue = deque([(1 << seed, 0)])
+        queue = deque([(1 << seed, 0, 1)])
         while queue:
-            mask, misses = queue.popleft()
+            mask, misses, legal_size = queue.popleft()
             for extended in self._extensions(mask, seed, within):
                 if extended in visited:
                     continue
@@ -232,9 +233,11 @@ class GroupEnumerator:
                     return
                 budget -= 1
                 visited.add(extended)
-                missed = 0 if self._examine(extended) else misses + 1
-                if missed <= _MISSES and extended not in self._hopeless:
-                    queue.append((extended, missed))
+                size = extended.bit_count()
+                if self._examine(extended):
+                    queue.append((extended, 0, size))
+                elif misses < _MISSES and size - legal_size <= _MISSED_OPERATORS and extended not in self._hopeless:
+                    queue.append((extended, misses + 1, legal_size))
 
     def _straight(self, mask: int, seed: int, within: int) -> int:
         """Grow by the first extension that leads on, until none does; gives the number of sets looked at.
@@ -242,14 +245,14 @@ class GroupEnumerator:
         Breadth first search may run out of its budget before it meets the large sets.
         """
         looked = misses = 0
-        while misses <= _MISSES:
+        legal_size = 1
+        while misses <= _MISSES and mask.bit_count() - legal_size <= _MISSED_OPERATORS:
             first = 0
             for extended in self._extensions(mask, seed, within):
                 looked += 1
                 first = first or extended
                 if self._examine(extended):
-                    misses = 0
-                    first = extended
+                    first, misses, legal_size = extended, 0, extended.bit_count()
                     break
                 if looked > self.thresholds.groups_per_operator // 2:
                     return looked

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
+from typing import Any
 
 from autofuse.errors import PlanError
 from autofuse.search.problem import Thresholds
