@@ -20,7 +20,7 @@ import tvm
 from tvm import relax, te, tirx
 
 from autofuse.graph.model import Access, Graph, Group, MappingType, Operator, Role, Tensor, Work
-from autofuse.lower.operators import conv2d_blocked, depthwise_conv2d_blocked, pool2d
+from autofuse.lower.operators import conv2d_blocked, depthwise_conv2d_blocked, pool2d, unblock_channels
 from autofuse.schedule.family import Configuration, ScheduleFamily
 from autofuse.target import Hardware
 
@@ -223,6 +223,17 @@ class Sketch:
         return self.op(
             f"nn.{kind}_pool2d", build, [data], answer, mappings=[MappingType.MANY_TO_ONE], attrs=attrs, work=work
         )
+
+    def unblock(self, data: Value, channels: int) -> Value:
+        """From channel blocks to NCHW."""
+        n, _, rows, columns, _ = data.answer.shape
+        answer = data.answer.transpose(0, 1, 4, 2, 3).reshape(n, -1, rows, columns)[:, :channels]
+
+        def build(tensor: te.Tensor) -> te.Tensor:
+            return unblock_channels(tensor, channels=channels)
+
+        attrs = {"from": "NCHW8c", "to": "NCHW"}
+        return self.op("layout_change", build, [data], answer, mappings=[MappingType.SHUFFLE], attrs=attrs)
 
     def uniform(self, shape: Sequence[int], scale: float = 1.0) -> np.ndarray:
         """Random numbers in [-scale, scale]."""

@@ -125,6 +125,30 @@ def test_input_channels_in_chunks_are_right() -> None:
     case.check(Conv2dFamily(), chunked[:4], tolerance=1e-4)
 
 
+@pytest.mark.parametrize(("inputs", "channels"), [(16, 47), (512, 32)])
+def test_a_layout_change_at_the_end_is_stored_from_the_tile(inputs: int, channels: int) -> None:
+    """The result also leaves as NCHW, with a channel count that blocks do not divide; `apply` spares its argument."""
+    sketch = Sketch()
+    data, values = start(sketch, (1, inputs, 4, 6), "")
+    result = sketch.relu(sketch.conv2d(data, values, channels, (3, 3), padding=(1, 1, 1, 1)))
+    case = sketch.finish(result, sketch.unblock(result, channels))
+    before = case.func.script()
+    case.check(Conv2dFamily(), Conv2dFamily().configs(case.group, HARDWARE)[::4], tolerance=1e-4)
+    assert case.func.script() == before
+
+
+def test_a_layout_change_ends_a_depthwise_group() -> None:
+    """The same after a depthwise convolution; nothing may follow it."""
+    sketch = Sketch()
+    data, values = start(sketch, (2, 17, 5, 9), "")
+    last = sketch.unblock(sketch.relu(sketch.depthwise(data, values, (3, 3), padding=(1, 1, 1, 1))), 17)
+    case = sketch.finish(last)
+    case.check(DepthwiseFamily(), DepthwiseFamily().configs(case.group, HARDWARE)[::3])
+    more = sketch.finish(sketch.relu(last))
+    refusal = DepthwiseFamily().match(more.group, HARDWARE)
+    assert refusal is not None and refusal.rule == "layout"
+
+
 def test_accumulators_fit_the_registers() -> None:
     """No configuration needs more vector registers than there are."""
     for channels, width in ((64, 56), (40, 28), (24, 7), (512, 14), (17, 31)):

@@ -25,8 +25,11 @@ _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max, tirx.
 
 
 def open_schedule(func: tirx.PrimFunc) -> s_tir.Schedule:
-    """A schedule over `func` alone; its module's only function is "main"."""
-    return s_tir.Schedule(func.with_attr("global_symbol", "main"), error_render_level="fast")
+    """A schedule over a copy of `func`; its module's only function is "main".
+
+    The copy is deep: scheduling can change statements in place that `func` shares.
+    """
+    return s_tir.Schedule(s_tir.renew_defs(func).with_attr("global_symbol", "main"), error_render_level="fast")
 
 
 def close_schedule(sch: s_tir.Schedule, func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -184,15 +187,16 @@ def inline_all(sch: s_tir.Schedule, chosen: Iterable[SBlockRV]) -> None:
         sch.compute_inline(block)
 
 
-def inline_chain(sch: s_tir.Schedule, chain: Iterable[SBlockRV]) -> list[SBlockRV]:
+def inline_chain(sch: s_tir.Schedule, chain: Iterable[SBlockRV], keep: Sequence[SBlockRV] = ()) -> list[SBlockRV]:
     """Inline what costs nothing to inline in `chain` (elementwise blocks in running order); the blocks that are left.
 
     A value that is read once is inlined; one that is read more often only if recomputing it is cheap, so that chains
-    of diamonds (mish, swish of swish) do not grow exponentially. Blocks that write a parameter stay.
+    of diamonds (mish, swish of swish) do not grow exponentially. Blocks that write a parameter and those of `keep`
+    stay.
     """
     left = []
     for block in list(chain):
-        if not is_output(sch, block) and not is_reduction(sch, block):
+        if not (is_output(sch, block) or is_reduction(sch, block) or contains(sch, keep, block)):
             count = uses(sch, block)
             if count == 1 or (count > 1 and is_cheap(sch, block)):
                 sch.compute_inline(block)

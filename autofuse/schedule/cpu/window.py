@@ -84,11 +84,21 @@ def parse(group: Group, kinds: Collection[str], variants: Collection[str] = ()) 
         return Refusal("dtype", f"{anchor.name} is not float32", (anchor.index,))
 
     after = {anchor.outputs[0]}
+    plain: set[int] = set()
     epilogue: list[Operator] = []
     before: list[Operator] = []
     for op in group.operators:
         if op is anchor:
             continue
+        if op.kind == "layout_change" and op.inputs[0] in after:
+            # From blocks to NCHW, once, at the end: the tile is stored another way.
+            if len(graph.tensors[op.outputs[0]].shape) != 4 or len(out.shape) != 5:
+                return Refusal("layout", f"{op.name} is not from channel blocks to NCHW", (op.index,))
+            plain.add(op.outputs[0])
+            epilogue.append(op)
+            continue
+        if plain.intersection(op.inputs):
+            return Refusal("layout", f"{op.name} follows a layout change", (op.index,))
         if len(op.outputs) != 1 or any(access.mapping not in _ELEMENTWISE for access in op.accesses):
             return Refusal("not-elementwise", f"{op.name} ({op.kind}) is not elementwise", (op.index,))
         if not after.intersection(op.inputs):
@@ -197,7 +207,9 @@ def open_window(func: tirx.PrimFunc, role: str, *, keep_stage: bool, accumulate:
         after.append(copy)
     else:
         sch.set_scope(anchor, 0, accumulate)
-    epilogue = B.inline_chain(sch, after)
+    # What a layout change stores is computed in vectors first.
+    changes = [b for b in after if B.role(sch, b) == "layout_change"]
+    epilogue = B.inline_chain(sch, after, [b for change in changes for b in sch.get_producers(change)])
     for block in epilogue:
         if not B.is_output(sch, block):
             sch.set_scope(block, 0, "local")
@@ -209,17 +221,18 @@ def place_epilogue(window: OpenWindow, loop: LoopRV) -> None:
     sch = window.sch
     for block in window.epilogue:
         sch.reverse_compute_at(block, loop, preserve_unit_loops=True)
-        loops = sch.get_loops(block)[-5:]
-        for inner in loops[1:-1]:
+        loops = sch.get_loops(block)[-len(sch.get(block).iter_vars) :]
+        if len(loops) == 5:
+            sch.vectorize(loops.pop())
+        for inner in loops[1:]:
             sch.unroll(inner)
-        sch.vectorize(loops[-1])
 
 
 def place_rows(window: OpenWindow, loop: LoopRV) -> None:
     """Put the epilogue's blocks under `loop`, where several rows of the anchor are complete; lanes vectorised."""
     for block in window.epilogue:
         window.sch.reverse_compute_at(block, loop, preserve_unit_loops=True)
-        window.sch.vectorize(window.sch.get_loops(block)[-1])
+        vectorize_lanes(window, block)
 
 
 def vectorize_lanes(window: OpenWindow, block: SBlockRV) -> None:
