@@ -67,8 +67,9 @@ class Plan:
     groups: tuple[PlannedGroup, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object with the schema version first."""
-        return {"schema": SCHEMA, **asdict(self)}
+        """A JSON object, tuples as lists, with the schema version first."""
+        groups = [{k: list(v) if isinstance(v, tuple) else v for k, v in asdict(g).items()} for g in self.groups]
+        return {"schema": SCHEMA, **{f.name: getattr(self, f.name) for f in fields(self)}, "groups": groups}
 
     @classmethod
     def from_json(cls, content: Any) -> Plan:

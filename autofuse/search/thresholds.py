@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
-from typing import Any
 
 from autofuse.errors import PlanError
 from autofuse.search.problem import Thresholds
@@ -70,4 +69,5 @@ def thresholds_of(values: Any) -> Thresholds:
         number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
         if not number or value < 0 or (types[name] == "int" and value != int(value)):
             raise ValueError(f"{name} is {value!r}, expected a {'whole ' if types[name] == 'int' else ''}number >= 0")
-    return Thresholds(**{n: int(v) if types[n] == "int" else float(v) for n, v in values.items()})
+    exact: dict[str, Any] = {n: int(v) if types[n] == "int" else float(v) for n, v in values.items()}
+    return Thresholds(**exact)
