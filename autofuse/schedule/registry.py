@@ -15,6 +15,7 @@ def families(kind: str = "cpu") -> tuple[ScheduleFamily, ...]:
     from autofuse.schedule.cpu.conv2d import Conv2dFamily
     from autofuse.schedule.cpu.depthwise import DepthwiseFamily
     from autofuse.schedule.cpu.elementwise import ElementwiseFamily
+    from autofuse.schedule.cpu.matmul import MatmulFamily
     from autofuse.schedule.cpu.pool import PoolFamily
     from autofuse.schedule.cpu.rows import RowsFamily
     from autofuse.schedule.cpu.view import ViewFamily
@@ -23,6 +24,7 @@ def families(kind: str = "cpu") -> tuple[ScheduleFamily, ...]:
         Conv2dFamily(),
         DepthwiseFamily(),
         PoolFamily(),
+        MatmulFamily(),
         RowsFamily(),
         ViewFamily(),
         ElementwiseFamily(),

@@ -8,7 +8,7 @@ loop nests start from here. A function that is not such a list raises ScheduleEr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -226,7 +226,15 @@ def lift(func: Any) -> Program:
         raise ScheduleError("a parameter of the function is a scalar")
     stages: list[Stage] = []
     _statement(func.body, params, stages)
-    return Program(func, params, tuple(stages))
+    program = Program(func, params, ())
+    return replace(program, stages=tuple(_plain(program, stage) for stage in stages))
+
+
+def _plain(program: Program, stage: Stage) -> Stage:
+    """The stage with its indices simplified while its own axes are still variables, which is when it is easiest."""
+    for var, extent in zip((*stage.iters, *stage.reduces), (*stage.shape, *stage.reduced), strict=True):
+        program.bound(var, extent)
+    return replace(stage, value=program.substitute(stage.value, {}, {}))
 
 
 def _statement(node: Any, params: tuple[Any, ...], stages: list[Stage]) -> None:

@@ -1,7 +1,8 @@
 """Building loop nests statement by statement: what families that write their own TIR share.
 
 `Nest` makes loops whose variables its program's analyzer knows, vectors of any width as powers of two, and
-placeholders: variables that stand for an expression while indices are simplified, so that vector accesses stay provably contiguous.
+placeholders: variables that stand for an expression while indices are simplified, so that vector accesses stay
+provably contiguous.
 """
 
 from __future__ import annotations
@@ -26,6 +27,29 @@ class Piece:
 
     start: int
     lanes: int
+
+
+@dataclass(frozen=True)
+class Cut:
+    """An axis in tiles of `size`: `full` whole ones and, where it does not divide, one of `rest`."""
+
+    extent: int
+    size: int
+
+    @property
+    def full(self) -> int:
+        """Whole tiles."""
+        return self.extent // self.size
+
+    @property
+    def rest(self) -> int:
+        """Extent of the ragged tile, 0 if there is none."""
+        return self.extent % self.size
+
+    @property
+    def tiles(self) -> int:
+        """All tiles."""
+        return -(-self.extent // self.size)
 
 
 def pieces(width: int, lanes: int) -> list[Piece]:
@@ -121,6 +145,25 @@ class Nest:
             return self.vector(piece.lanes, lambda lane: body(index(piece.start) + lane))
 
         return [one(piece) for piece in parts]
+
+    def tiles(self, first: Any, each: int, cut: Cut, body: Callable[[Any, int], Any]) -> Any:
+        """body(tile, extent) for `each` tiles from `first` on; those past the last are left out.
+
+        The ragged tile at the end is built apart, with a constant number and extent.
+        """
+
+        def one(i: Any) -> Any:
+            reach = -(-cut.tiles // each) * each
+            tile = self.alias("tile", first + i, reach)
+            whole = body(tile, cut.size) if cut.full else None
+            ragged = body(index(cut.full), cut.rest) if cut.rest else None
+            if whole is None:
+                return ragged if reach == 1 else tirx.IfThenElse(tile < index(1), ragged, None)
+            if ragged is not None and reach > cut.tiles:
+                ragged = tirx.IfThenElse(tile < index(cut.tiles), ragged, None)
+            return whole if reach == cut.full else tirx.IfThenElse(tile < index(cut.full), whole, ragged)
+
+        return self.loop("t", each, one)
 
     def either(self, value: Any, limit: int, extent: int, then: Callable[[], Any], other: Callable[[], Any]) -> Any:
         """`then` where value < limit, else `other`; value is in [0, extent). Only what can happen is built."""

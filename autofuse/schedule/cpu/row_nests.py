@@ -272,3 +272,27 @@ class RowNests:
             allocate(acc), allocate(total), init, main, more, join, store(total, values[0], [zero]), tail,
             self.write(stage, strip, element, zero, total[zero]),
         )  # fmt: skip
+
+
+def whole_stages(nest: Nest, stages: Sequence[Stage], lanes: int) -> tuple[list[Any], dict[Any, Home]]:
+    """Nests that compute stages as a whole, before everything else, and where their values are then read."""
+    program = nest.program
+    parts: list[Any] = []
+    homes: dict[Any, Home] = {}
+    for stage in stages:
+        buffer = stage.buffer
+        if not stage.output:
+            buffer = nest.buffer(stage.name, stage.shape, str(stage.buffer.dtype))
+            parts.append(allocate(buffer))
+
+        def one(i: Any, stage: Stage = stage, buffer: Any = buffer) -> Any:
+            at = unravel(i, stage.shape)
+            return store(buffer, program.value(stage, at, [], dict(homes)), [program.simplify(x) for x in at])
+
+        parts.append(nest.lanes_over(stage.elements, lanes, one))
+        homes[stage.buffer] = _reader(buffer)
+    return parts, homes
+
+
+def _reader(buffer: Any) -> Home:
+    return lambda at: tirx.BufferLoad(buffer, list(at))

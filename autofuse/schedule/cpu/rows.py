@@ -150,14 +150,14 @@ def _widths(rows: Rows, hardware: Hardware) -> list[int]:
 
 def _apply(func: PrimFunc, rows: Rows, config: RowsConfiguration, lanes: int) -> PrimFunc:
     from autofuse.schedule.cpu.loops import Nest, sequence
-    from autofuse.schedule.cpu.row_nests import RowNests, Strip
+    from autofuse.schedule.cpu.row_nests import RowNests, Strip, whole_stages
     from autofuse.schedule.stages import finish, index, lift
 
     program = lift(func)
     nest = Nest(program)
     stages = program.kept(program.stages)
     nests = RowNests(nest, stages, rows.rows, rows.lanes, config.width, lanes, config.vectors)
-    first, outside = shared_stages(nests, lanes)
+    first, outside = whole_stages(nest, nests.shared, lanes)
     late = [] if rows.lanes > 1 else _late(program, nests)
     early = [s for s in nests.stages if s not in late]
     strips, rest = divmod(rows.lanes, config.width)
@@ -192,31 +192,6 @@ def _apply(func: PrimFunc, rows: Rows, config: RowsConfiguration, lanes: int) ->
 
     body = nest.parallel("task", rows.rows // config.block * count, task, config.parallel)
     return finish(program, nest.resolve(sequence(first, body)))
-
-
-def shared_stages(nests: RowNests, lanes: int) -> tuple[list[Any], dict[Any, Any]]:
-    """Nests of the stages that no row owns, computed once before all rows; where their values are then read."""
-    from tvm import tirx
-
-    from autofuse.schedule.cpu.loops import allocate, store
-    from autofuse.schedule.cpu.rowspace import unravel
-
-    program, nest = nests.program, nests.nest
-    parts: list[Any] = []
-    homes: dict[Any, Any] = {}
-    for stage in nests.shared:
-        buffer = stage.buffer
-        if not stage.output:
-            buffer = nest.buffer(stage.name, stage.shape, str(stage.buffer.dtype))
-            parts.append(allocate(buffer))
-
-        def one(i: Any, stage: Stage = stage, buffer: Any = buffer) -> Any:
-            at = unravel(i, stage.shape)
-            return store(buffer, program.value(stage, at, [], dict(homes)), [program.simplify(x) for x in at])
-
-        parts.append(nest.lanes_over(stage.elements, lanes, one))
-        homes[stage.buffer] = lambda at, buffer=buffer: tirx.BufferLoad(buffer, list(at))
-    return parts, homes
 
 
 def _late(program: Program, nests: RowNests) -> list[Stage]:

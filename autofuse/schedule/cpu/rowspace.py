@@ -116,7 +116,7 @@ def keeps_to_rows(
                 if refusal is not None:
                     return refusal
             after.update(op.outputs)
-        elif op.index in start or op.mapping not in INJECTIVE:
+        elif op.mapping not in INJECTIVE:
             continue
         if (op.outputs[0] in after or op.outputs[0] in group.outputs) and out.elements % unit:
             return Refusal("rows", f"the result of {op.name} ({op.kind}) does not split into the rows", (op.index,))

@@ -1,0 +1,224 @@
+"""Schedule family of matrix products with elementwise work before and after them, or with what reduces their rows.
+
+A register tile of rows × blocks of columns accumulates over the whole depth; what follows is applied to it before it is
+stored, moved to its place where heads are split or merged. Where the rows of the result are reduced (softmax), a task
+takes tiles of rows with all their columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from autofuse.graph.model import Group, MappingType
+from autofuse.graph.reasons import Refusal
+from autofuse.schedule.cpu.product import Product, parse
+from autofuse.schedule.cpu.window import chains_needed
+from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily
+from autofuse.target import Hardware
+
+if TYPE_CHECKING:
+    from tvm.tirx import PrimFunc
+
+# Floating point operations below which a second thread costs more than it brings.
+_SERIAL_FLOPS = 200_000
+
+
+@dataclass(frozen=True)
+class MatmulConfiguration(Configuration):
+    """Register tile: `mt` rows × `jt` blocks of 2·lanes columns. A task: `rb` tiles of rows × `cb` tiles of columns.
+
+    order: 0 walks columns outside and rows inside, 1 the other way round. pack: the right-hand side is read as it is
+    (0), or put in blocks by each task (1) or before (2). stage: the same for the left-hand side, which is otherwise
+    computed as it is read. parallel: 0 runs on the calling thread.
+    """
+
+    mt: int
+    jt: int
+    rb: int
+    cb: int
+    order: int
+    pack: int
+    stage: int
+    parallel: int
+
+
+class MatmulFamily(ScheduleFamily):
+    """One float32 matrix product, packed or of two activations, and what can be computed with it."""
+
+    name: ClassVar[str] = "matmul"
+    version: ClassVar[int] = 1
+    configuration: ClassVar[type[Configuration]] = MatmulConfiguration
+
+    def match(self, group: Group, hardware: Hardware) -> Refusal | None:
+        """One product; injective operators before it; after it such as move no vector apart, or reduce its rows."""
+        found = parse(group, hardware.lanes)
+        return found if isinstance(found, Refusal) else None
+
+    def configs(self, group: Group, hardware: Hardware) -> Sequence[MatmulConfiguration]:
+        """Register tiles that fit, each with the task shapes that suit the operands."""
+        p = self._product(group, hardware)
+        found: dict[MatmulConfiguration, None] = {}
+        per_tile = [
+            list(_tasks(p, mt, jt, hardware)) for mt, jt in _tiles(p.rows, p.columns, hardware, p.along_rows)[:3]
+        ]
+        for rank in range(max(len(tasks) for tasks in per_tile)):
+            for tasks in per_tile:
+                if rank < len(tasks):
+                    found[tasks[rank]] = None
+        return list(found)[:10]
+
+    def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
+        """Traffic from the loop order: a panel of columns stays near while rows pass by it, or the other way round."""
+        assert isinstance(config, MatmulConfiguration)
+        return _shape(self._product(group, hardware), config, hardware)
+
+    def apply(self, func: PrimFunc, group: Group, config: Any, hardware: Hardware) -> PrimFunc:
+        """See the module's description."""
+        from autofuse.schedule import blocks
+        from autofuse.schedule.cpu.matmul_nests import MatmulNests
+
+        product = self._product(group, hardware)
+        return blocks.guarded(
+            f"matmul {config.text}", lambda: MatmulNests(func, product, config, hardware.lanes).build()
+        )
+
+    def _product(self, group: Group, hardware: Hardware) -> Product:
+        found = parse(group, hardware.lanes)
+        if isinstance(found, Refusal):
+            raise ValueError(f"group does not match: {found}")
+        return found
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _tiles(rows: int, columns: int, hardware: Hardware, along_rows: bool) -> list[tuple[int, int]]:
+    """Register tiles (mt, jt), best first: accumulators, 2·jt weights and one broadcast must fit the registers."""
+    registers = hardware.vector_registers
+    most = registers - registers // 4
+    chains = chains_needed(hardware)
+    blocks = _ceil_div(columns, 2 * hardware.lanes)
+    scored = []
+    for jt in range(1, min(6, blocks) + 1):
+        for mt in range(1, min(rows, 12) + 1):
+            tile = mt * 2 * jt
+            if tile > most or tile + 2 * jt + 1 > registers + 1:
+                continue
+            full, rest = divmod(rows, mt)
+            time = full * _tile_time(mt, jt, chains) + (_tile_time(rest, jt, chains) if rest else 0.0)
+            across, left = divmod(blocks, jt)
+            if left:
+                ragged = full * _tile_time(mt, left, chains) + (_tile_time(rest, left, chains) if rest else 0.0)
+                time = (time * across + ragged) / blocks
+            else:
+                time = time / jt
+            scored.append((round(time / rows, 3), rest != 0, jt if rows > 1 else -jt, -mt, (mt, jt)))
+    scored.sort()
+    return [item[-1] for item in scored]
+
+
+def _tile_time(mt: int, jt: int, chains: int) -> float:
+    """Cycles of one step over the depth: two multiply-adds and two and a half loads a cycle, or their latency."""
+    return max(mt * jt, (2 * jt + mt) / 2.5, chains / 2.0)
+
+
+def _tasks(p: Product, mt: int, jt: int, hardware: Hardware) -> list[MatmulConfiguration]:
+    """Task shapes for one register tile, best first."""
+    rows, columns = _ceil_div(p.rows, mt), _ceil_div(p.columns, jt * 2 * hardware.lanes)
+    wanted = max(1, _ceil_div(4 * hardware.cores, p.batch))
+    flops = 2 * p.batch * p.rows * p.columns * p.depth
+    computed = any(op.mapping is not MappingType.REORGANIZE for op in p.left)
+    direct = not p.packed and not p.transposed and not any(op.work.flops for op in p.right)
+    made: dict[MatmulConfiguration, None] = {}
+
+    def add(rb: int, cb: int, order: int, pack: int, stage: int, parallel: int = 1) -> None:
+        rb, cb = max(1, min(rb, rows)), max(1, min(cb, columns))
+        if p.along_rows:
+            cb = columns
+        tasks = p.batch * _ceil_div(rows, rb) * _ceil_div(columns, cb)
+        if hardware.cores == 1 or (tasks == 1 and pack != 2 and stage != 2):
+            parallel = 0
+        made[MatmulConfiguration(mt, jt, rb, cb, order, pack, stage, parallel)] = None
+
+    by_rows, by_columns = _ceil_div(rows, wanted), _ceil_div(columns, wanted)
+    # A right-hand side that is packed pays off when several tiles of rows read it.
+    packs = [0] if p.packed else ([0, 1] if direct else [1, 2] if rows > 1 else [1])
+    if not p.packed and p.batch < hardware.cores:
+        packs = [0, 2, 1] if direct else [2, 1]
+    stages = [1, 2] if computed and _work_before(p) else [0, 1] if computed else [0]
+    serial = flops < _SERIAL_FLOPS
+    if serial:
+        add(rows, columns, 0, 1 if packs[0] == 2 else packs[0], 1 if stages[0] else 0, 0)
+    for pack in packs:
+        for stage in stages:
+            if p.batch >= 2 * hardware.cores:
+                add(rows, columns, 0, pack, stage)
+            if stage != 1 and pack != 1:
+                add(rows, by_columns, 0, pack, stage)
+            if rows > 1:
+                add(by_rows, columns, 0, pack, stage)
+                add(by_rows, columns, 1, pack, stage)
+            elif stage == 1 or pack == 1:
+                add(rows, by_columns, 0, pack, stage)
+    if not serial and flops < 10 * _SERIAL_FLOPS:
+        add(rows, columns, 0, 1 if packs[0] == 2 else packs[0], 1 if stages[0] else 0, 0)
+    return list(made)
+
+
+def _work_before(p: Product) -> bool:
+    """Whether computing an element of the left-hand side again for every tile of columns would cost."""
+    return any(op.work.special or op.work.divide or op.work.flops for op in p.left)
+
+
+def _shape(p: Product, c: MatmulConfiguration, hardware: Hardware) -> KernelShape:
+    lanes = hardware.lanes
+    rows, columns = _ceil_div(p.rows, c.mt), _ceil_div(p.columns, c.jt * 2 * lanes)
+    row_tasks, column_tasks = _ceil_div(rows, c.rb), _ceil_div(columns, c.cb)
+    tasks = p.batch * row_tasks * column_tasks
+    vectors = _ceil_div(p.columns, lanes)
+    accumulators = min(c.mt, p.rows) * min(2 * c.jt, vectors)
+    panel = 4 * p.depth * c.jt * 2 * lanes  # the columns of one tile
+    strip = 4 * p.depth * c.mt  # the rows of one tile
+    task_rows, task_columns = c.rb * strip, c.cb * panel
+    out = 4 * p.batch * p.rows * p.columns
+    l1 = p.batch * rows * columns * (panel + lanes * strip // lanes) + out
+    # The panel (order 0) or the strip (order 1) stays in L1 across the inner loop if it fits.
+    near = hardware.l1_bytes // 2
+    if c.order == 0 and not p.along_rows:
+        l2 = tasks * (c.cb * panel * (1 if panel <= near else c.rb) + c.cb * task_rows)
+        far = tasks * (task_columns + task_rows * (1 if task_rows <= hardware.l2_bytes // 2 else c.cb))
+    else:
+        l2 = tasks * (c.rb * strip * (1 if strip <= near else c.cb) + c.rb * task_columns)
+        far = tasks * (task_rows + task_columns * (1 if task_columns <= hardware.l2_bytes // 2 else c.rb))
+    flops = max(1, p.group.work.flops)
+    again = 0.0
+    before = sum(op.work.flops for op in p.left)
+    if before:
+        times = column_tasks if c.stage == 1 else 1 if c.stage == 2 else columns
+        again += (times - 1) * before
+    if c.pack == 1:
+        again += (row_tasks - 1) * p.batch * p.depth * p.columns
+    if c.pack:
+        again += p.batch * p.depth * p.columns
+    memory = p.memory_bytes
+    operands = 4 * p.batch * p.depth * (p.rows + p.columns)
+    beside = max(0, memory - operands - out)
+    packing = 8 * p.batch * p.depth * p.columns * (row_tasks if c.pack == 1 else 1) if c.pack else 0
+    staging = 8 * p.batch * p.depth * p.rows * (column_tasks if c.stage == 1 else 1) if c.stage else 0
+    return KernelShape(
+        tasks=tasks if c.parallel else 1,
+        vector_fill=p.columns / (vectors * lanes),
+        accumulators=accumulators,
+        independent_chains=accumulators,
+        recompute=1.0 + again / flops,
+        loads_per_fma=(min(2 * c.jt, vectors) + c.mt) / max(1, accumulators),
+        l1_bytes=l1 + packing + staging,
+        l2_bytes=l2 + out + packing + staging,
+        l3_bytes=far + out + beside,
+        memory_bytes=memory,
+        footprint=task_rows + task_columns + 4 * c.rb * c.mt * c.cb * c.jt * 2 * lanes,
+        loops=1 + int(c.pack == 2) + int(c.stage == 2),
+    )
