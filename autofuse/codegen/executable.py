@@ -4,27 +4,41 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autofuse.codegen.package import read_package, write_package
+from autofuse.codegen.package import copy_package, read_package, write_package
 from autofuse.codegen.threads import configure_threads
-from autofuse.errors import InputError, TargetError
+from autofuse.errors import InputError, ModelError, TargetError
 from autofuse.target.registry import missing_features
+
+
+@dataclass(frozen=True)
+class _State:
+    """What one thread runs the model with; `arguments` are the inputs, then the weights."""
+
+    machine: Any
+    inputs: list[Any]
+    arguments: list[Any]
 
 
 class Executable:
     """Call it with arrays in the order of the model's inputs, or by name; it gives the outputs as numpy arrays.
 
-    Safe to call from several threads: each has a virtual machine of its own over the same code.
+    Safe to call from several threads: each has a virtual machine and a thread pool of its own over the same code and
+    weights. `description` says what was compiled and how (the same as `autofuse compile --json`, and the kernels).
     """
 
-    def __init__(self, library: Any, weights: Sequence[Any], description: dict[str, Any]) -> None:
+    def __init__(
+        self, library: Any, weights: Sequence[Any], description: dict[str, Any], path: Path | None = None
+    ) -> None:
         self._library = library
+        self._path = path
         self._weights = list(weights)
         self._local = threading.local()
         self.description = description
@@ -56,38 +70,50 @@ class Executable:
         """Kernels that one call launches."""
         return int(self.description["kernels"])
 
-    def __call__(self, *arrays: Any, **named: Any) -> list[NDArray[Any]]:
+    def __call__(self, /, *arrays: Any, **named: Any) -> list[NDArray[Any]]:
         """Run the model once.
 
         Raises InputError for a missing, unknown or misshapen input.
         """
-        state = self._state()
-        for buffer, array in zip(state["inputs"], self._arrange(arrays, named), strict=True):
-            buffer.copyfrom(array)
-        result = state["main"](*state["arguments"])
-        outputs = result if len(self.output_names) > 1 or not hasattr(result, "numpy") else [result]
-        return [output.numpy() for output in outputs]
+        result = self.timer(*arrays, **named)()
+        return [output.numpy() for output in ([result] if hasattr(result, "numpy") else result)]
 
-    def timer(self, *arrays: Any, **named: Any) -> Any:
-        """A function without arguments that runs the model on these inputs and leaves the outputs where they are."""
+    def timer(self, /, *arrays: Any, **named: Any) -> Callable[[], Any]:
+        """A function without arguments that runs the model on these inputs, on the thread that called `timer`.
+
+        It gives TVM's own result, not copied. Raises InputError as a call does.
+        """
+        given = self._arrange(arrays, named)
         state = self._state()
-        for buffer, array in zip(state["inputs"], self._arrange(arrays, named), strict=True):
+        configure_threads(int(self.description["threads"]))
+        for buffer, array in zip(state.inputs, given, strict=True):
             buffer.copyfrom(array)
-        main, arguments = state["main"], state["arguments"]
+        main, arguments = state.machine["main"], state.arguments
         return lambda: main(*arguments)
+
+    def instrument(self, observer: Callable[[str, bool], None]) -> None:
+        """Have `observer(name, before)` called around every function that this thread's machine calls."""
+
+        def forward(_: Any, name: str, before: bool, *__: Any) -> int:
+            observer(str(name), bool(before))
+            return 0
+
+        self._state().machine.set_instrument(forward)
 
     def save(self, path: str | Path) -> None:
         """Write one file that `autofuse.load` reads. Raises ModelError when it cannot be written."""
+        if self._path is not None:
+            copy_package(self._path, Path(path))
+            return
         with tempfile.TemporaryDirectory() as folder:
             library = Path(folder) / "model.so"
             self._library.export_library(str(library))
-            arrays = [w.numpy() if hasattr(w, "numpy") else w for w in self._weights]
-            write_package(Path(path), library, arrays, self.description)
+            write_package(Path(path), library, map(np.from_dlpack, self._weights), self.description)
 
-    def _state(self) -> dict[str, Any]:
-        state = getattr(self._local, "state", None)
+    def _state(self) -> _State:
+        state: _State | None = getattr(self._local, "state", None)
         if state is not None:
-            return dict(state)
+            return state
         import tvm
         from tvm import relax
 
@@ -97,8 +123,7 @@ class Executable:
         # Tensors that TVM allocates are aligned as its vector loads need; numpy's need not be.
         inputs = [tvm.runtime.empty(tuple(e["shape"]), e["dtype"], device) for e in self.description["inputs"]]
         weights = [w if isinstance(w, tvm.runtime.Tensor) else tvm.runtime.from_dlpack(w) for w in self._weights]
-        state = {"main": machine["main"], "inputs": inputs, "arguments": [*inputs, *weights], "machine": machine}
-        self._local.state = state
+        state = self._local.state = _State(machine, inputs, [*inputs, *weights])
         return state
 
     def _arrange(self, arrays: Sequence[Any], named: dict[str, Any]) -> list[NDArray[Any]]:
@@ -131,7 +156,7 @@ class Executable:
                         f"input {entry['name']!r} has dtype {array.dtype}, {self.name} takes {entry['dtype']}"
                     )
                 array = array.astype(entry["dtype"])
-            arranged.append(np.ascontiguousarray(array))
+            arranged.append(np.asarray(array, order="C"))
         return arranged
 
 
@@ -149,6 +174,15 @@ def load(path: str | Path) -> Executable:
         )
     import tvm
 
-    configure_threads(int(package.description["threads"]))
-    library = tvm.runtime.load_module(str(Path(path).resolve()))
-    return Executable(library, package.weights, package.description)
+    with tempfile.TemporaryDirectory() as folder:
+        # TVM tells a shared library by the end of its name; the loader resolves the link.
+        link = Path(folder) / "model.so"
+        link.symlink_to(Path(path).resolve())
+        try:
+            library = tvm.runtime.load_module(str(path) if str(path).endswith(".so") else str(link))
+        except Exception as error:
+            lines = str(error).strip().splitlines()
+            raise ModelError(
+                f"{path} cannot be loaded ({lines[-1] if lines else type(error).__name__}); compile the model again"
+            ) from None
+    return Executable(library, package.weights, package.description, package.path.resolve())

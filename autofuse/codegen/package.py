@@ -9,13 +9,15 @@ is read before the library is loaded, so that a file built for another CPU is re
 from __future__ import annotations
 
 import json
+import math
 import os
+import shutil
 import struct
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +27,7 @@ from autofuse.errors import ModelError
 MAGIC = b"AUTOFUSE"
 FORMAT = 1
 _ALIGNMENT = 64
+_CHUNK = 1 << 20
 _FOOTER = struct.Struct("<QQ8s")
 
 
@@ -37,29 +40,50 @@ class Package:
     weights: tuple[NDArray[Any], ...]
 
 
-def write_package(path: Path, library: Path, weights: Sequence[NDArray[Any]], description: dict[str, Any]) -> None:
-    """Write `path` from a built library; it appears whole or not at all.
+def write_package(path: Path, library: Path, weights: Iterable[NDArray[Any]], description: dict[str, Any]) -> None:
+    """Write `path` from a built library; it appears whole or not at all. `weights` are taken one by one.
 
     Raises ModelError when it cannot be written.
     """
+
+    def fill(out: BinaryIO) -> None:
+        with library.open("rb") as source:
+            shutil.copyfileobj(source, out, _CHUNK)
+        entries = []
+        for array in weights:
+            out.write(b"\0" * (-out.tell() % _ALIGNMENT))
+            entries.append({"offset": out.tell(), "shape": list(array.shape), "dtype": str(array.dtype)})
+            if array.size:
+                out.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        text = json.dumps({**description, "format": FORMAT, "weights": entries}, sort_keys=True).encode()
+        offset = out.tell()
+        out.write(text)
+        out.write(_FOOTER.pack(offset, len(text), MAGIC))
+
+    _write_whole(path, fill)
+
+
+def copy_package(source: Path, path: Path) -> None:
+    """Write a copy of a compiled model; it appears whole or not at all.
+
+    Raises ModelError when it cannot be written.
+    """
+
+    def fill(out: BinaryIO) -> None:
+        with source.open("rb") as file:
+            shutil.copyfileobj(file, out, _CHUNK)
+
+    _write_whole(path, fill)
+
+
+def _write_whole(path: Path, fill: Callable[[BinaryIO], None]) -> None:
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     except OSError as error:
         raise ModelError(f"cannot write {path}: {error.strerror}; choose another -o") from None
     try:
         with os.fdopen(handle, "wb") as out:
-            with library.open("rb") as source:
-                while chunk := source.read(1 << 20):
-                    out.write(chunk)
-            entries = []
-            for array in weights:
-                out.write(b"\0" * (-out.tell() % _ALIGNMENT))
-                entries.append({"offset": out.tell(), "shape": list(array.shape), "dtype": str(array.dtype)})
-                out.write(memoryview(np.ascontiguousarray(array)).cast("B") if array.size else b"")
-            text = json.dumps({**description, "format": FORMAT, "weights": entries}, sort_keys=True).encode()
-            offset = out.tell()
-            out.write(text)
-            out.write(_FOOTER.pack(offset, len(text), MAGIC))
+            fill(out)
             out.flush()
             os.fsync(out.fileno())
         os.chmod(name, 0o755)
@@ -74,28 +98,37 @@ def write_package(path: Path, library: Path, weights: Sequence[NDArray[Any]], de
 def read_package(path: str | Path) -> Package:
     """Open a compiled model. Raises ModelError when the file is missing or is no compiled model."""
     path = Path(path)
+    advice = f"make one with `autofuse compile MODEL -o {path}`"
     try:
         size = path.stat().st_size
         with path.open("rb") as source:
-            if size < _FOOTER.size:
-                raise ModelError(f"{path} is not a compiled model: it is too short; make one with `autofuse compile`")
-            source.seek(size - _FOOTER.size)
-            offset, length, magic = _FOOTER.unpack(source.read(_FOOTER.size))
+            source.seek(max(size - _FOOTER.size, 0))
+            footer = source.read(_FOOTER.size)
+            offset, length, magic = _FOOTER.unpack(footer) if len(footer) == _FOOTER.size else (0, 0, b"")
             if magic != MAGIC or offset + length + _FOOTER.size != size:
-                raise ModelError(f"{path} is not a compiled model; make one with `autofuse compile MODEL -o {path}`")
+                raise ModelError(f"{path} is not a compiled model, or not all of one; {advice}")
             source.seek(offset)
             description = json.loads(source.read(length))
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ModelError(f"cannot read {path}: {reason}") from None
-    if description.get("format") != FORMAT:
-        raise ModelError(
-            f"{path} has file format {description.get('format')}, this version reads {FORMAT}: compile the model again"
-        )
-    weights = tuple(
-        np.memmap(path, dtype=w["dtype"], mode="c", offset=w["offset"], shape=tuple(w["shape"]))
-        if all(w["shape"])
-        else np.zeros(w["shape"], w["dtype"])
-        for w in description["weights"]
-    )
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}; {advice}") from None
+    except ValueError:
+        raise ModelError(f"{path} is damaged: its description cannot be read; {advice}") from None
+    version = description.get("format") if isinstance(description, dict) else None
+    if version != FORMAT:
+        raise ModelError(f"{path} has file format {version}, this version reads {FORMAT}: compile the model again")
+    try:
+        weights = tuple(_weight(path, entry, offset) for entry in description["weights"])
+    except (KeyError, TypeError, ValueError):
+        raise ModelError(f"{path} is damaged: its weights are not where it says; {advice}") from None
     return Package(path, description, weights)
+
+
+def _weight(path: Path, entry: dict[str, Any], end: int) -> NDArray[Any]:
+    """One weight, mapped; it must lie before `end`."""
+    shape, dtype = tuple(int(e) for e in entry["shape"]), np.dtype(entry["dtype"])
+    count = math.prod(shape)
+    if count == 0:
+        return np.zeros(shape, dtype)
+    if not 0 <= entry["offset"] <= end - count * dtype.itemsize:
+        raise ValueError("outside the file")
+    return np.memmap(path, dtype=dtype, mode="c", offset=entry["offset"], shape=shape)

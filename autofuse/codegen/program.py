@@ -26,7 +26,8 @@ class Program:
 def order_kernels(kernels: Sequence[Kernel], opaque: Sequence[int], graph: Graph) -> list[Kernel | int]:
     """Kernels and opaque operators in an order in which every tensor is made before it is read.
 
-    Raises ValueError for a cycle.
+    A kernel that makes nothing new is left out: where a group was taken apart, a producer that it recomputed may stand
+    in another kernel already. Raises ValueError for a cycle.
     """
     made = {t.index for t in graph.tensors if t.role is not Role.VALUE}
     waiting: list[Kernel | int] = [*kernels, *opaque]
@@ -46,12 +47,14 @@ def order_kernels(kernels: Sequence[Kernel], opaque: Sequence[int], graph: Graph
         later: list[Kernel | int] = []
         before = len(ordered)
         for unit in waiting:
+            if all(t in made for t in gives(unit)):
+                continue
             if all(t in made for t in needs(unit)):
                 ordered.append(unit)
                 made.update(gives(unit))
             else:
                 later.append(unit)
-        if len(ordered) == before:
+        if later and len(ordered) == before:
             raise ValueError("the groups depend on each other in a cycle")
         waiting = later
     return ordered
@@ -73,23 +76,23 @@ def assemble(
     builder = relax.BlockBuilder()
     params = [relax.Var(p.name, p.ty) for p in source.params]
     values: dict[int, Any] = dict(zip(graph.inputs, params, strict=True))
-    used = [
-        t
-        for t in dict.fromkeys(t for k in kernels for t in k.assignment.group.inputs)
-        if graph.tensors[t].role is Role.CONSTANT
+    ordered = order_kernels(kernels, opaque, graph)
+    read = [
+        *(t for k in kernels for t in k.assignment.group.inputs),
+        *(t for i in opaque for t in graph.operators[i].inputs),
+        *graph.outputs,
     ]
-    loose = {t for i in opaque for t in graph.operators[i].inputs} | set(graph.outputs)
-    used += [t for t in loose if graph.tensors[t].role is Role.CONSTANT and t not in used]
+    used = [t for t in dict.fromkeys(read) if graph.tensors[t].role is Role.CONSTANT]
     weights = [relax.Var(f"weight{n}", kernel_type(graph.tensors[t])) for n, t in enumerate(used)]
     values.update(zip(used, weights, strict=True))
     functions: dict[str, Any] = {}
     launched = 0
     with builder.function("main", [*params, *weights], attrs={"num_input": len(params)}):
         with builder.dataflow():
-            for unit in order_kernels(kernels, opaque, graph):
+            for unit in ordered:
                 if isinstance(unit, int):
                     launched += 1
-                    _emit_opaque(builder, lowered, graph, unit, calls, values)
+                    _emit_opaque(builder, lowered, graph, unit, calls[unit], values)
                     continue
                 group = unit.assignment.group
                 if unit.func is None:
@@ -116,10 +119,9 @@ def assemble(
 
 
 def _emit_opaque(
-    builder: Any, lowered: tvm.IRModule, graph: Graph, index: int, calls: Any, values: dict[int, Any]
+    builder: Any, lowered: tvm.IRModule, graph: Graph, index: int, call: Any, values: dict[int, Any]
 ) -> None:
     op = graph.operators[index]
-    call = calls[index]
     replaced = iter(op.inputs)
     args = []
     for arg in call.args:

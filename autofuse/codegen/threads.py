@@ -1,32 +1,35 @@
-"""The size of TVM's thread pool. It is fixed when the first parallel kernel of a process runs."""
+"""The size of TVM's thread pool.
+
+Every Python thread that runs kernels gets a pool of its own, whose size is fixed when its first parallel kernel runs.
+Later the pool can use fewer of its threads, or all again, never more.
+"""
 
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 
-_started: int | None = None
+_pools = threading.local()
 
 
 def configure_threads(threads: int) -> None:
-    """Ask for a pool of `threads`. Before the first kernel it is set, later it can only be lowered (with a warning).
+    """Have the kernels that this thread runs next use `threads` threads; warns where its pool has fewer.
 
     Threads are not bound to processors: TVM would pin the calling thread to processor 0 for good.
     """
-    global _started
-    if _started is None:
+    size = getattr(_pools, "size", 0)
+    if not size:
         os.environ["TVM_NUM_THREADS"] = str(threads)
         os.environ["TVM_BIND_THREADS"] = "0"
-        _started = threads
+        _pools.size = _pools.used = threads
         return
-    if threads == _started:
-        return
-    if threads > _started:
-        warnings.warn(
-            f"this process runs kernels on {_started} threads already: {threads} need a new process", stacklevel=2
-        )
-        return
-    import tvm
+    if threads > size:
+        warnings.warn(f"this thread runs kernels on {size} threads already: {threads} need a new process", stacklevel=3)
+    wanted = min(threads, size)
+    if wanted != _pools.used:
+        import tvm
 
-    tvm.get_global_func("runtime.config_threadpool")(1, threads)
-    _started = threads
+        # Mode 1 prefers fast cores; which they are does not matter when threads are not bound.
+        tvm.get_global_func("runtime.config_threadpool")(1, wanted)
+        _pools.used = wanted
