@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from autofuse.codegen.executable import Executable
     from autofuse.codegen.fuse import GroupFuser
     from autofuse.codegen.kernels import Assignment, Kernel
+    from autofuse.codegen.program import Program
     from autofuse.cost.model import CostModel
     from autofuse.graph.build import BuiltGraph
     from autofuse.lower import LoweredModel
@@ -277,7 +278,8 @@ def generate(
     """Build the executable of a search's result; groups that fail fall back to smaller ones with a warning."""
     import tvm
 
-    from autofuse.codegen.build import build_kernel, build_program
+    from autofuse.codegen.build import build_with_fallback
+    from autofuse.codegen.describe import describe_kernels
     from autofuse.codegen.executable import Executable
     from autofuse.codegen.kernels import KernelBuilder
     from autofuse.codegen.program import assemble
@@ -301,16 +303,14 @@ def generate(
     kernels = builder.kernels(assignments)
     target = analysed.target.tvm_target()
     module = analysed.lowered.module
-    program = assemble(module, graph, kernels, opaque, analysed.calls, analysed.constants)
-    dump(folder, "3-scheduled", program.module)
-    tell("building")
-    try:
-        library = build_program(program.module, target)
-    except Exception as error:
-        log.warning("building the whole program failed (%s): building kernel by kernel", last_line(error))
-        kernels = split_failing(kernels, builder, lambda func: build_kernel(func, target))
-        program = assemble(module, graph, kernels, opaque, analysed.calls, analysed.constants)
-        library = build_program(program.module, target)
+
+    def arrange(chosen: Sequence[Kernel]) -> Program:
+        program = assemble(module, graph, chosen, opaque, analysed.calls, analysed.constants)
+        dump(folder, "3-scheduled", program.module)
+        tell("building")
+        return program
+
+    program, library = build_with_fallback(kernels, builder, arrange, target)
     codegen = time.perf_counter() - start
     prepared = analysed.prepared
     plan = plan_of(result, analysed.graph, target=analysed.target.text, cost_model=costs.name)
@@ -350,34 +350,7 @@ def generate(
         },
         "predicted_ms": result.cost * 1e3,
         "peak_memory_mb": round(result.peak_memory / 1e6, 3),
+        "kernel_list": describe_kernels(program, graph, (*problem.choices, *result.choices)),
         "plan": plan.to_json(),
     }
     return Executable(library, program.weights, description)
-
-
-def split_failing(kernels: Sequence[Kernel], builder: Any, build: Callable[[Any], Any]) -> list[Kernel]:
-    """Build every kernel alone; the groups of those that fail are taken apart."""
-    verdicts: dict[str, Exception | None] = {}
-    good: list[Kernel] = []
-    for kernel in kernels:
-        if kernel.func is None:
-            good.append(kernel)
-            continue
-        if kernel.name not in verdicts:
-            try:
-                build(kernel.func)
-                verdicts[kernel.name] = None
-            except Exception as error:
-                verdicts[kernel.name] = error
-        failed = verdicts[kernel.name]
-        if failed is None:
-            good.append(kernel)
-        else:
-            good.extend(builder.split(kernel.assignment, failed))
-    return good
-
-
-def last_line(error: Exception) -> str:
-    """The last line of an error's text: where TVM says what went wrong."""
-    lines = str(error).strip().splitlines()
-    return lines[-1] if lines else type(error).__name__

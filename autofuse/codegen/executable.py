@@ -172,14 +172,14 @@ def load(path: str | Path) -> Executable:
             f"{path} was compiled for {package.description['target']}: this CPU lacks {', '.join(lacking)};"
             " compile the model again on this machine"
         )
-    import tvm
+    import tvm_ffi
 
     with tempfile.TemporaryDirectory() as folder:
-        # TVM tells a shared library by the end of its name; the loader resolves the link.
+        # A shared library is told by the end of its name; the link stands in for whatever the file is called.
         link = Path(folder) / "model.so"
-        link.symlink_to(Path(path).resolve())
+        link.symlink_to(package.path.resolve())
         try:
-            library = tvm.runtime.load_module(str(path) if str(path).endswith(".so") else str(link))
+            library = tvm_ffi.load_module(str(link))
         except Exception as error:
             lines = str(error).strip().splitlines()
             raise ModelError(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autofuse.codegen.fuse import GroupFuser
 from autofuse.graph.model import Group
 from autofuse.schedule import ScheduleError
 from autofuse.schedule.family import Configuration, ScheduleFamily
+from autofuse.schedule.registry import families
 from autofuse.target import Hardware
 
 log = logging.getLogger("autofuse")
@@ -27,18 +28,21 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A scheduled kernel. `name` is shared by equal kernels; `func` is None for a view (nothing is computed)."""
+    """A scheduled kernel. `name` is shared by equal kernels; `func` is None for a view (nothing is computed).
+
+    `plain`: the loops are as TVM made them, because no schedule worked.
+    """
 
     assignment: Assignment
     name: str
     func: Any
+    plain: bool = False
 
 
 class KernelBuilder:
     """Schedules groups; equal groups with equal configurations once.
 
-    `check` compiles a function on its own to see whether the code generator takes it; without it only scheduling can
-    fail.
+    `singles` gives the assignment of an operator alone, None if it has none: it is asked for when a group fails.
     """
 
     def __init__(self, fuser: GroupFuser, hardware: Hardware, singles: Callable[[Group], Assignment | None]) -> None:
@@ -52,25 +56,15 @@ class KernelBuilder:
         group, family, config = assignment.group, assignment.family, assignment.config
         if family.name == "view":
             return Kernel(assignment, "view", None)
-        key = f"{family.name}@{family.version}[{config.text}]{self._fuser.structure(group)}"
-        made = self._made.get(key)
-        if made is None:
-            try:
-                func = family.apply(self._fuser.fuse(group), group, config, self._hardware)
-                name = f"{_identifier(group.label)}_{len(self._made)}"
-                made = Kernel(assignment, name, func.with_attr("global_symbol", name))
-            except Exception as error:
-                made = error
-            self._made[key] = made
-        if isinstance(made, Exception):
-            raise made
-        return Kernel(assignment, made.name, made.func)
+        return self._make(
+            assignment,
+            self._key(assignment),
+            "fused",
+            lambda: family.apply(self._fuser.fuse(group), group, config, self._hardware),
+        )
 
     def kernels(self, assignments: Sequence[Assignment]) -> list[Kernel]:
-        """A kernel for every group, in order. One that cannot be scheduled is taken apart, with a warning.
-
-        Raises ScheduleError when an operator cannot be scheduled even alone.
-        """
+        """A kernel for every group, in order. One that cannot be scheduled is taken apart, with a warning."""
         kernels: list[Kernel] = []
         for assignment in assignments:
             try:
@@ -79,33 +73,90 @@ class KernelBuilder:
                 kernels.extend(self.split(assignment, error))
         return kernels
 
+    def replace(self, kernel: Kernel, error: Exception) -> list[Kernel]:
+        """What takes the place of a kernel that was scheduled but could not be built."""
+        if kernel.plain:
+            raise ScheduleError(f"operator {kernel.assignment.group.operators[0].name} cannot be built") from error
+        return self.split(kernel.assignment, error)
+
     def split(self, assignment: Assignment, error: Exception) -> list[Kernel]:
-        """The members one by one, after `assignment` failed with `error`."""
+        """What takes the place of `assignment` after it failed with `error`: its operators one by one.
+
+        An operator that is alone already gets another schedule, and plain loops if it has no other. Raises
+        ScheduleError when even these fail.
+        """
         group = assignment.group
-        reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+        self._made[self._key(assignment)] = error
         if len(group.members) == 1:
-            raise ScheduleError(
-                f"operator {group.operators[0].name} ({group.label}) cannot be scheduled: {reason}"
-            ) from error
+            return [self._instead(assignment, error)]
         log.warning(
             "group %s (operators %s) failed with %s: its operators become kernels of their own",
             group.label,
             ", ".join(op.name for op in group.operators),
-            reason,
+            last_line(error),
         )
         kernels = []
-        needed = set(group.outputs)
         for op in group.operators:
-            single = Group.of(group.graph, [op.index])
-            if not single.outputs:
-                # A recomputed producer's tensor is needed by the members that now stand alone.
-                single = Group.of(group.graph, [op.index], [t for t in op.outputs if t not in needed] or op.outputs)
-            alone = self._singles(single)
+            alone = self._singles(Group.of(group.graph, [op.index], op.outputs))
             if alone is None:
-                raise ScheduleError(f"operator {op.name} ({op.kind}) has no schedule")
-            kernels.append(self.schedule(alone))
+                missing = ScheduleError(f"no schedule for {op.kind}")
+                alone = Assignment(Group.of(group.graph, [op.index], op.outputs), assignment.family, assignment.config)
+                kernels.append(self._instead(alone, missing))
+                continue
+            try:
+                kernels.append(self.schedule(alone))
+            except Exception as failure:
+                kernels.append(self._instead(alone, failure))
         return kernels
+
+    def _instead(self, assignment: Assignment, error: Exception) -> Kernel:
+        """Another kernel for one operator: the first other schedule that works, or unscheduled loops."""
+        group = assignment.group
+        what = f"operator {group.operators[0].name} ({group.label}) failed with {last_line(error)}"
+        for family in families(self._hardware.kind):
+            if family.match(group, self._hardware) is not None:
+                continue
+            for config in family.configs(group, self._hardware):
+                other = Assignment(group, family, config)
+                try:
+                    kernel = self.schedule(other)
+                except Exception:
+                    continue
+                log.warning("%s: it takes %s[%s] instead", what, family.name, config.text)
+                return kernel
+        key = f"plain loops: {self._fuser.structure(group)}"
+        try:
+            kernel = self._make(assignment, key, "plain", lambda: self._fuser.fuse(group), plain=True)
+        except Exception:
+            raise ScheduleError(what) from error
+        log.warning("%s: it runs as plain loops", what)
+        return kernel
+
+    def _key(self, assignment: Assignment) -> str:
+        family = assignment.family
+        return f"{family.name}@{family.version}[{assignment.config.text}]{self._fuser.structure(assignment.group)}"
+
+    def _make(
+        self, assignment: Assignment, key: str, prefix: str, make: Callable[[], Any], plain: bool = False
+    ) -> Kernel:
+        made = self._made.get(key)
+        if made is None:
+            try:
+                name = f"{prefix}_{_identifier(assignment.group.label)}_{len(self._made)}"
+                made = Kernel(assignment, name, make().with_attr("global_symbol", name), plain)
+            except Exception as error:
+                made = error
+            self._made[key] = made
+        if isinstance(made, Exception):
+            raise made
+        return replace(made, assignment=assignment)
+
+
+def last_line(error: Exception) -> str:
+    """The last line of an error's text: where TVM says what went wrong."""
+    lines = str(error).strip().splitlines()
+    return lines[-1] if lines else type(error).__name__
 
 
 def _identifier(label: str) -> str:
-    return "fused_" + "".join(c if c.isalnum() else "_" for c in label)
+    return "".join(c if c.isalnum() else "_" for c in label)

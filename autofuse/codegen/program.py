@@ -16,11 +16,27 @@ from autofuse.graph.model import Graph, Role
 
 @dataclass(frozen=True)
 class Program:
-    """`module["main"]` takes the model's inputs, then `weights` (TVM tensors); `kernels` counts what is launched."""
+    """`module["main"]` takes the model's inputs, then `weights` (TVM tensors).
+
+    `units`: kernels, and numbers of operators outside every group, in the order of the program.
+    """
 
     module: tvm.IRModule
     weights: tuple[Any, ...]
-    kernels: int
+    units: tuple[Kernel | int, ...]
+
+    @property
+    def kernels(self) -> int:
+        """Kernels that one call launches: all but the views."""
+        return sum(1 for unit in self.units if isinstance(unit, int) or unit.func is not None)
+
+
+def _needs(graph: Graph, unit: Kernel | int) -> tuple[int, ...]:
+    return graph.operators[unit].inputs if isinstance(unit, int) else unit.assignment.group.inputs
+
+
+def _gives(graph: Graph, unit: Kernel | int) -> tuple[int, ...]:
+    return graph.operators[unit].outputs if isinstance(unit, int) else unit.assignment.group.outputs
 
 
 def order_kernels(kernels: Sequence[Kernel], opaque: Sequence[int], graph: Graph) -> list[Kernel | int]:
@@ -32,12 +48,6 @@ def order_kernels(kernels: Sequence[Kernel], opaque: Sequence[int], graph: Graph
     made = {t.index for t in graph.tensors if t.role is not Role.VALUE}
     waiting: list[Kernel | int] = [*kernels, *opaque]
 
-    def needs(unit: Kernel | int) -> tuple[int, ...]:
-        return graph.operators[unit].inputs if isinstance(unit, int) else unit.assignment.group.inputs
-
-    def gives(unit: Kernel | int) -> tuple[int, ...]:
-        return graph.operators[unit].outputs if isinstance(unit, int) else unit.assignment.group.outputs
-
     def first(unit: Kernel | int) -> int:
         return unit if isinstance(unit, int) else unit.assignment.group.members[-1]
 
@@ -47,11 +57,11 @@ def order_kernels(kernels: Sequence[Kernel], opaque: Sequence[int], graph: Graph
         later: list[Kernel | int] = []
         before = len(ordered)
         for unit in waiting:
-            if all(t in made for t in gives(unit)):
+            if all(t in made for t in _gives(graph, unit)):
                 continue
-            if all(t in made for t in needs(unit)):
+            if all(t in made for t in _needs(graph, unit)):
                 ordered.append(unit)
-                made.update(gives(unit))
+                made.update(_gives(graph, unit))
             else:
                 later.append(unit)
         if later and len(ordered) == before:
@@ -77,21 +87,15 @@ def assemble(
     params = [relax.Var(p.name, p.ty) for p in source.params]
     values: dict[int, Any] = dict(zip(graph.inputs, params, strict=True))
     ordered = order_kernels(kernels, opaque, graph)
-    read = [
-        *(t for k in kernels for t in k.assignment.group.inputs),
-        *(t for i in opaque for t in graph.operators[i].inputs),
-        *graph.outputs,
-    ]
+    read = [t for unit in ordered for t in _needs(graph, unit)] + list(graph.outputs)
     used = [t for t in dict.fromkeys(read) if graph.tensors[t].role is Role.CONSTANT]
     weights = [relax.Var(f"weight{n}", kernel_type(graph.tensors[t])) for n, t in enumerate(used)]
     values.update(zip(used, weights, strict=True))
     functions: dict[str, Any] = {}
-    launched = 0
     with builder.function("main", [*params, *weights], attrs={"num_input": len(params)}):
         with builder.dataflow():
             for unit in ordered:
                 if isinstance(unit, int):
-                    launched += 1
                     _emit_opaque(builder, lowered, graph, unit, calls[unit], values)
                     continue
                 group = unit.assignment.group
@@ -100,7 +104,6 @@ def assemble(
                     shape = list(graph.tensors[target].shape)
                     values[target] = builder.emit(relax.op.reshape(values[group.inputs[0]], shape))
                     continue
-                launched += 1
                 if unit.name not in functions:
                     functions[unit.name] = builder.add_func(unit.func, unit.name)
                 types = [kernel_type(graph.tensors[t]) for t in group.outputs]
@@ -115,7 +118,7 @@ def assemble(
             single = isinstance(source.body.body.ty, relax.TensorType)
             output = builder.emit_output(results[0] if single else builder.normalize(relax.Tuple(results)))
         builder.emit_func_output(output)
-    return Program(builder.get(), tuple(constants[t] for t in used), launched)
+    return Program(builder.get(), tuple(constants[t] for t in used), tuple(ordered))
 
 
 def _emit_opaque(
