@@ -172,6 +172,7 @@ def load(path: str | Path) -> Executable:
             f"{path} was compiled for {package.description['target']}: this CPU lacks {', '.join(lacking)};"
             " compile the model again on this machine"
         )
+    import tvm  # noqa: F401 (registers the loader)
     import tvm_ffi
 
     with tempfile.TemporaryDirectory() as folder:
