@@ -16,6 +16,7 @@ def families(kind: str = "cpu") -> tuple[ScheduleFamily, ...]:
     from autofuse.schedule.cpu.depthwise import DepthwiseFamily
     from autofuse.schedule.cpu.elementwise import ElementwiseFamily
     from autofuse.schedule.cpu.matmul import MatmulFamily
+    from autofuse.schedule.cpu.plain import PlainFamily
     from autofuse.schedule.cpu.pool import PoolFamily
     from autofuse.schedule.cpu.rows import RowsFamily
     from autofuse.schedule.cpu.view import ViewFamily
@@ -28,6 +29,7 @@ def families(kind: str = "cpu") -> tuple[ScheduleFamily, ...]:
         RowsFamily(),
         ViewFamily(),
         ElementwiseFamily(),
+        PlainFamily(),
     )
 
 

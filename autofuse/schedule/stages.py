@@ -226,6 +226,11 @@ def lift(func: Any) -> Program:
         raise ScheduleError("a parameter of the function is a scalar")
     stages: list[Stage] = []
     _statement(func.body, params, stages)
+    for position, stage in enumerate(stages):
+        if any(stage.buffer.same_as(other.buffer) for other in stages[:position]):
+            raise ScheduleError(f"block {stage.name} writes a buffer that another block writes too")
+        if any(load.source.same_as(stage.buffer) for load in stage.loads):
+            raise ScheduleError(f"block {stage.name} reads what it writes")
     program = Program(func, params, ())
     return replace(program, stages=tuple(_plain(program, stage) for stage in stages))
 

@@ -290,9 +290,10 @@ def whole_stages(nest: Nest, stages: Sequence[Stage], lanes: int) -> tuple[list[
             return store(buffer, program.value(stage, at, [], dict(homes)), [program.simplify(x) for x in at])
 
         parts.append(nest.lanes_over(stage.elements, lanes, one))
-        homes[stage.buffer] = _reader(buffer)
+        homes[stage.buffer] = reader(buffer)
     return parts, homes
 
 
-def _reader(buffer: Any) -> Home:
+def reader(buffer: Any) -> Home:
+    """The home of a buffer that is kept as a whole."""
     return lambda at: tirx.BufferLoad(buffer, list(at))
