@@ -7,6 +7,7 @@ on any machine and under any load, and may be resumed anywhere.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -186,24 +187,23 @@ def space_of(strategy: str) -> dict[str, tuple[str, float, float, float | None]]
 
 def _open(study: str | Path | None, seed: int) -> optuna.Study:
     import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    storage: optuna.storages.BaseStorage
-    if study is None:
-        storage = optuna.storages.InMemoryStorage()
-    else:
-        from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend
-
+    storage: optuna.storages.BaseStorage = optuna.storages.InMemoryStorage()
+    done = 0
+    if study is not None:
         try:
+            _check_journal(Path(study))
             storage = JournalStorage(JournalFileBackend(str(study)))
+            names = {s.study_name for s in optuna.get_all_study_summaries(storage)}
+            # A study that goes on must not draw its first random trials once more.
+            done = len(optuna.load_study(study_name=_STUDY, storage=storage).trials) if _STUDY in names else 0
         except OSError as error:
             raise PlanError(f"cannot open study {study}: {error.strerror or error}") from None
-        except (ValueError, KeyError, TypeError) as error:
-            raise PlanError(f"study {study} is damaged ({error}): give another file") from None
-    # A study that goes on must not draw its first random trials once more.
-    names = {s.study_name for s in optuna.get_all_study_summaries(storage)}
-    done = len(optuna.load_study(study_name=_STUDY, storage=storage).trials) if _STUDY in names else 0
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise PlanError(f"{study} is no study of `autofuse tune`, or is damaged: give another file") from None
     return optuna.create_study(
         storage=storage,
         study_name=_STUDY,
@@ -211,6 +211,15 @@ def _open(study: str | Path | None, seed: int) -> optuna.Study:
         sampler=optuna.samplers.TPESampler(seed=seed + done, n_startup_trials=16),
         load_if_exists=True,
     )
+
+
+def _check_journal(path: Path) -> None:
+    """ValueError for a file with other content: the storage would take it for a line of its own not yet written."""
+    if path.exists():
+        with path.open("rb") as file:
+            first = file.readline()
+        if first and "op_code" not in json.loads(first):
+            raise ValueError("no journal")
 
 
 def _check_same(
@@ -230,7 +239,6 @@ def _check_same(
     known = opened.user_attrs.get("autofuse")
     if known is None:
         opened.set_user_attr("autofuse", about)
-        opened.set_metric_names(["plan cost", "search seconds"])
         usual = asdict(Thresholds())
         # Where everyone starts from, and both ends of the front.
         space = space_of(strategy)
@@ -279,9 +287,6 @@ def _run(
             except PlanError as error:
                 trial.set_user_attr("error", str(error))
                 opened.tell(trial, state=TrialState.FAIL)
-            except BaseException:
-                opened.tell(trial, state=TrialState.FAIL)
-                raise
             else:
                 trial.set_user_attr("outcome", {**asdict(outcome), "proved": list(outcome.proved)})
                 opened.tell(trial, [outcome.ratio(default.costs), outcome.seconds])

@@ -1,0 +1,176 @@
+"""`autofuse tune`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from autofuse.cli.options import json_option, print_json, status
+from autofuse.errors import PlanError, RecordError
+
+if TYPE_CHECKING:
+    from autofuse.search.replay import ReplayNetwork
+    from autofuse.search.tuning import TuningResult
+
+
+@click.command("tune")
+@click.argument("models", metavar="[MODEL]...", nargs=-1)
+@click.option(
+    "--db", metavar="FILE|none", default="none", help="Record store: its costs, and its models if none given."
+)
+@click.option("--predictor", metavar="DIR", help="Predictor that `autofuse train` wrote (default: analytical costs).")
+@click.option("--trials", type=click.IntRange(min=1), default=100, show_default=True, help="Trials of the whole study.")
+@click.option("--study", metavar="FILE", help="File that keeps the study; run again, it goes on where it stopped.")
+@click.option("-o", "--output", metavar="F.json", help="Thresholds file (default: thresholds.json, in DIR if given).")
+@click.option("--strategy", type=click.Choice(["dp", "hybrid"]), default="dp", show_default=True)
+@click.option("--threads", type=click.IntRange(min=1), help="Threads that the models run with (default: all).")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the trials.")
+@json_option
+def command(
+    models: tuple[str, ...],
+    db: str,
+    predictor: str | None,
+    trials: int,
+    study: str | None,
+    output: str | None,
+    strategy: str,
+    threads: int | None,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Tune the search's thresholds on MODELs by replaying costs: nothing is compiled and nothing is timed.
+
+    The result is the fastest search whose plans cost at most 1 % more than the best ones found.
+    """
+    if db != "none" and not Path(db).is_file():
+        raise RecordError(f"there is no record store {db}: make one with `autofuse collect MODEL --db {db}`")
+    target = Path(output or (Path(predictor) / "thresholds.json" if predictor else "thresholds.json"))
+    for path in (target, *([Path(study)] if study else [])):
+        if not path.resolve().parent.is_dir():
+            raise PlanError(f"cannot write {path}: the folder {path.resolve().parent} does not exist")
+    start = time.perf_counter()
+    from autofuse.search.thresholds import save_thresholds
+    from autofuse.search.tuning import tune
+
+    names = models or _recorded_models(db)
+    with status("tuning") as tell:
+        networks = [_network(name, db, predictor, threads, tell) for name in names]
+    with _bar(trials) as progress:
+        result = tune(networks, trials=trials, strategy=strategy, seed=seed, study=study, progress=progress)
+    origin = {
+        "models": [n.name for n in networks],
+        "strategy": strategy,
+        "predictor": predictor,
+        "trials": result.trials,
+        "plan_cost": result.chosen.ratio(result.best),
+        "search_seconds": result.chosen.seconds,
+    }
+    save_thresholds(result.chosen.thresholds, target, origin)
+    report: dict[str, Any] = {
+        "output": str(target),
+        "models": [n.name for n in networks],
+        "strategy": strategy,
+        "trials": result.trials,
+        "new_trials": result.new_trials,
+        "failed": result.failed,
+        "interrupted": result.interrupted,
+        "study": study,
+        "chosen": result.chosen.as_dict(result.best),
+        "default": result.default.as_dict(result.best),
+        "pareto": [o.as_dict(result.best) for o in result.pareto],
+        "seconds": round(time.perf_counter() - start, 3),
+    }
+    if as_json:
+        print_json(report)
+    else:
+        _print(result, report)
+
+
+def _recorded_models(db: str) -> tuple[str, ...]:
+    """The models of the record store that can be opened: zoo networks and files that are there."""
+    if db == "none":
+        raise PlanError("name at least one MODEL, or give --db FILE to tune on the models whose records it holds")
+    from autofuse.frontend.zoo import names
+    from autofuse.records import open_store
+
+    with open_store(db, readonly=True) as store:
+        known = store.stats().models
+    found = tuple(name for name in known if name in names() or Path(name).is_file())
+    if not found:
+        raise PlanError(f"none of the models in {db} ({', '.join(known) or 'it has none'}) is here: name at least one")
+    for name in known:
+        if name not in found:
+            click.echo(f"warning: model {name} of {db} is not here and is left out", err=True)
+    return found
+
+
+def _network(
+    model: str, db: str, predictor: str | None, threads: int | None, tell: Callable[[str], None]
+) -> ReplayNetwork:
+    """The graph of a model with its costs; the model itself is let go of."""
+    from autofuse.codegen.fuse_ops import fuse_ops_partition
+    from autofuse.compiler import analyse, choose_cost_model
+    from autofuse.graph.keys import graph_digest
+    from autofuse.schedule.registry import families
+    from autofuse.search.replay import ReplayedCosts, ReplayNetwork
+
+    analysed = analyse(model, threads=threads, progress=lambda step: tell(f"{model}: {step}"))
+    costs = choose_cost_model(analysed, None, predictor, db)
+    partition = fuse_ops_partition(analysed.lowered.module, analysed.built)
+    return ReplayNetwork(
+        name=model,
+        digest=graph_digest(analysed.graph),
+        graph=analysed.graph,
+        costs=ReplayedCosts(costs),
+        hardware=analysed.hardware,
+        families=families(analysed.hardware.kind),
+        greedy=tuple(tuple(sorted(members)) for members in partition),
+    )
+
+
+@contextmanager
+def _bar(trials: int) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr; nothing when stderr is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("trials", total=trials)
+        yield lambda finished, total: bar.update(task, completed=finished, total=total)
+
+
+def _print(result: TuningResult, report: dict[str, Any]) -> None:
+    from dataclasses import asdict
+
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    table.add_column("threshold")
+    table.add_column("default", justify="right")
+    table.add_column("tuned", justify="right")
+    usual, tuned = asdict(result.default.thresholds), asdict(result.chosen.thresholds)
+    for name, value in usual.items():
+        table.add_row(name, f"{value:g}", f"{tuned[name]:g}" if tuned[name] != value else "")
+    table.add_section()
+    rows = [(result.default, report["default"]), (result.chosen, report["chosen"])]
+    for title, cells in (
+        ("plan cost over the best", [f"{r['plan_cost']:.4f}" for _, r in rows]),
+        ("search effort, s", [f"{o.seconds:.3f}" for o, _ in rows]),
+        ("proved optimal", [f"{len(o.proved)}/{len(o.costs)}" for o, _ in rows]),
+    ):
+        table.add_row(title, *cells)
+    Console().print(table)
+    if result.interrupted:
+        click.echo(f"interrupted after {result.trials} trials")
+    if tuned["abort_factor"] < 1:
+        click.echo("an abort factor below 1 means that plans are no longer proved optimal")
+    click.echo(f"{result.trials} trials ({result.new_trials} new), {len(result.pareto)} on the Pareto front")
+    click.echo(f"wrote {report['output']}")
