@@ -20,6 +20,9 @@ from autofuse.learn.metrics import score
 from autofuse.learn.splits import by_workload, grouped_folds, leave_one_network_out
 from autofuse.records import MemoryStore, RecordedHardware
 from autofuse.records.store import RecordStore
+from autofuse.target.fingerprint import fingerprint
+from autofuse.target.hardware_file import load_hardware, save_hardware
+from autofuse.target.registry import resolve
 
 DESCRIPTIONS = {RECORDED.digest: MACHINE}
 
@@ -108,6 +111,17 @@ class TestDataset:
         assert found is not None
         assert (found.isa, found.cores, found.l2_bytes, found.l3_bytes) == ("avx2", 3, 1 << 20, 8 << 20)
         assert describe(RecordedHardware("gpu", "no CPU", {"sm": 90})) is None
+
+    def test_this_machine_is_described_as_a_compile_describes_it(
+        self, tmp_path: object, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("AUTOFUSE_HOME", str(tmp_path))
+        target = resolve("llvm", 2)
+        row = fingerprint(2)
+        assert describe(RecordedHardware.of(row)) == load_hardware(target)
+        save_hardware(replace(load_hardware(target), fma_per_second=1.5e10), row)
+        calibrated = describe(RecordedHardware.of(row))
+        assert calibrated == load_hardware(target) and calibrated.fma_per_second == 1.5e10
 
 
 class TestSplits:

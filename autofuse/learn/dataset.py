@@ -96,9 +96,9 @@ class Dataset:
 def describe(row: RecordedHardware) -> Hardware | None:
     """The description of hardware that records name: this machine's calibration if it is that of the row, else what
     follows from instruction set, caches and threads. None for hardware that is no CPU."""
-    from autofuse.target.fingerprint import HardwareRow
+    from autofuse.target.fingerprint import HardwareRow, fingerprint
     from autofuse.target.hardware_file import default_hardware, hardware_path, read_hardware
-    from autofuse.target.host import HostCpu, isa_of
+    from autofuse.target.host import HostCpu, isa_of, read_host
     from autofuse.target.registry import Target
 
     try:
@@ -110,6 +110,9 @@ def describe(row: RecordedHardware) -> Hardware | None:
         hardware = read_hardware(path)
         if hardware.isa == isa_of(known.features):
             return hardware
+    target = Target(features=known.features, threads=known.threads)
+    if known.digest == fingerprint(known.threads).digest:
+        return default_hardware(target, read_host())  # it also knows the frequency
     host = HostCpu(
         architecture=known.architecture,
         model_name=known.model_name,
@@ -118,7 +121,7 @@ def describe(row: RecordedHardware) -> Hardware | None:
         l2_bytes=known.l2_bytes,
         l3_bytes=known.l3_bytes,
     )
-    return default_hardware(Target(features=known.features, threads=known.threads), host)
+    return default_hardware(target, host)
 
 
 def newest(records: Iterable[Record]) -> Iterable[Record]:
