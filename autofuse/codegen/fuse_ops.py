@@ -73,7 +73,7 @@ def fuse_ops_partition(module: tvm.IRModule, built: BuiltGraph) -> tuple[tuple[i
             if known is not None:
                 place[binding.var] = known
             elif isinstance(value, relax.Call):
-                _place_opaque(binding.var, graph, built, place)
+                _place_opaque(binding.var, built, place, outputs)
     seen = {m for g in groups for m in g}
     groups += [(index,) for index in kernel if index not in seen]
     return tuple(sorted((g for g in groups if g), key=lambda g: g[-1]))
@@ -88,9 +88,11 @@ def _is_kernel_call(value: Any) -> bool:
     )
 
 
-def _place_opaque(var: Any, graph: Any, built: BuiltGraph, place: dict[Any, int]) -> None:
+def _place_opaque(var: Any, built: BuiltGraph, place: dict[Any, int], outputs: dict[Any, list[int]]) -> None:
     """An opaque call keeps its variable's name."""
-    for op in graph.operators:
-        if str(built.variables[op.index].name) == str(var.name) and len(op.outputs) == 1:
-            place[var] = op.outputs[0]
+    for op in built.graph.operators:
+        if str(built.variables[op.index].name) == str(var.name):
+            outputs[var] = list(op.outputs)
+            if isinstance(var.ty, relax.TensorType):
+                place[var] = op.outputs[0]
             return

@@ -1,0 +1,167 @@
+"""What happens when a group cannot be scheduled or built: smaller kernels, a warning, the right result."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from codegen_cases import TARGET, alone, analysed_model, of_kind, program_of, run_executable, taken, two_branches
+from frontend_graphs import random_inputs, run_onnxruntime
+from tvm import te, tirx
+
+from autofuse.codegen import kernels as kernels_module
+from autofuse.codegen.build import build_with_fallback
+from autofuse.codegen.kernels import Assignment, KernelBuilder
+from autofuse.compiler import Analysed
+from autofuse.graph.model import Group
+from autofuse.schedule import ScheduleError
+from autofuse.schedule.cpu.elementwise import ElementwiseFamily
+from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily
+from autofuse.target import Hardware
+
+
+@dataclass(frozen=True)
+class NoChoice(Configuration):
+    pass
+
+
+class Stub(ScheduleFamily):
+    """Takes every group; what it makes of them, the tests say."""
+
+    name = "stub"
+    version = 1
+    configuration = NoChoice
+
+    def match(self, group: Group, hardware: Hardware) -> None:
+        return None
+
+    def configs(self, group: Group, hardware: Hardware) -> Sequence[NoChoice]:
+        return [NoChoice()]
+
+    def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
+        return KernelShape(tasks=1)
+
+
+class Raising(Stub):
+    def apply(self, func: Any, group: Group, config: Any, hardware: Hardware) -> Any:
+        raise ScheduleError("first line\nno such loop")
+
+
+class Unbuildable(Stub):
+    """Gives functions of the right parameters that call what LLVM does not have."""
+
+    def apply(self, func: Any, group: Group, config: Any, hardware: Hardware) -> Any:
+        tensors = group.graph.tensors
+        inputs = [te.placeholder(tensors[t].shape, name=f"p{i}") for i, t in enumerate(group.inputs)]
+        result = te.compute(
+            tensors[group.outputs[0]].shape, lambda *i: tirx.call_pure_extern("float32", "llvm.no.such.thing", i[0])
+        )
+        wrong = te.create_prim_func([*inputs, result])
+        body = tirx.Evaluate(tirx.call_llvm_pure_intrin("float32", "llvm.no.such.thing", tirx.const(1.0, "float32")))
+        return wrong.with_body(body)
+
+
+@pytest.fixture(scope="module")
+def branches() -> Analysed:
+    return analysed_model(two_branches())
+
+
+def split_in(analysed: Analysed, family: ScheduleFamily) -> list[Assignment]:
+    """The add + sigmoid + layout change under `family`, the convolutions as they should be."""
+    pairs = zip(of_kind(analysed, "nn.conv2d"), of_kind(analysed, "nn.relu"), strict=True)
+    used = [taken(analysed, pair) for pair in pairs]
+    covered = {m for a in used for m in a.group.members}
+    rest = Group.of(analysed.graph, [op.index for op in analysed.graph.operators if op.index not in covered])
+    before = [i for i in rest.members if i < min(min(a.group.members) for a in used)]
+    tail = Group.of(analysed.graph, [i for i in rest.members if i not in before])
+    assert len(tail.members) == 3
+    return [*(taken(analysed, [i]) for i in before), *used, Assignment(tail, family, NoChoice())]
+
+
+def check(analysed: Analysed, builder: KernelBuilder, assignments: Sequence[Assignment]) -> int:
+    """Builds, runs and compares with ONNX Runtime; gives the number of kernels."""
+    arrays = random_inputs(analysed.prepared)
+    kernels = builder.kernels(assignments)
+    program, executable = build_with_fallback(kernels, builder, lambda k: program_of(analysed, k), TARGET)
+    (ours,) = run_executable(program, executable, arrays)
+    (theirs,) = run_onnxruntime(two_branches(), analysed.prepared, arrays)
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    return program.kernels
+
+
+def builder_of(analysed: Analysed) -> KernelBuilder:
+    return KernelBuilder(analysed.fuser, analysed.hardware, alone(analysed))
+
+
+@pytest.mark.parametrize("family", [Raising(), Unbuildable()], ids=["schedule", "build"])
+def test_a_group_that_fails_becomes_single_kernels(
+    branches: Analysed, family: ScheduleFamily, caplog: pytest.LogCaptureFixture
+) -> None:
+    assignments = split_in(branches, family)
+    with caplog.at_level(logging.WARNING, "autofuse"):
+        count = check(branches, builder_of(branches), assignments)
+    assert count == len(assignments) + 2
+    named = [r.getMessage() for r in caplog.records if r.getMessage().startswith("group ")]
+    assert len(named) == 1
+    tail = assignments[-1].group
+    assert tail.label in named[0]
+    assert all(op.name in named[0] for op in tail.operators)
+    assert "\n" not in named[0]
+
+
+def test_equal_groups_are_built_once(branches: Analysed) -> None:
+    builder = builder_of(branches)
+    assignments = [
+        taken(branches, pair) for pair in zip(of_kind(branches, "nn.conv2d"), of_kind(branches, "nn.relu"), strict=True)
+    ]
+    first, second = builder.kernels(assignments)
+    assert first.name == second.name
+    assert first.func.same_as(second.func)
+    assert first.assignment.group != second.assignment.group
+
+
+def test_an_operator_whose_schedule_fails_takes_another(branches: Analysed, caplog: pytest.LogCaptureFixture) -> None:
+    (sigmoid,) = of_kind(branches, "sigmoid")
+    group = Group.of(branches.graph, [sigmoid])
+    (kernel,) = builder_of(branches).kernels([Assignment(group, Raising(), NoChoice())])
+    assert not kernel.plain
+    assert kernel.assignment.family.match(group, branches.hardware) is None
+    assert "sigmoid" in caplog.text
+    assert "no such loop" in caplog.text
+
+
+def test_an_operator_without_any_schedule_runs_as_plain_loops(
+    branches: Analysed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assignments = split_in(branches, Raising())
+    monkeypatch.setattr(kernels_module, "families", lambda kind: ())
+    builder = KernelBuilder(branches.fuser, branches.hardware, lambda group: None)
+    count = check(branches, builder, assignments)
+    assert count == len(assignments) + 2
+    assert caplog.text.count("plain loops") == 3
+
+
+def test_a_failure_that_no_kernel_explains_is_raised(branches: Analysed, monkeypatch: pytest.MonkeyPatch) -> None:
+    from autofuse.codegen import build
+
+    def broken(module: Any, target: Any) -> Any:
+        raise tvm.error.InternalError("out of luck")
+
+    monkeypatch.setattr(build, "build_program", broken)
+    monkeypatch.setattr(build, "build_kernel", lambda func, target: None)
+    builder = builder_of(branches)
+    (sigmoid,) = of_kind(branches, "sigmoid")
+    group = Group.of(branches.graph, [sigmoid])
+    family = ElementwiseFamily()
+    kernels = builder.kernels([Assignment(group, family, family.configs(group, branches.hardware)[0])])
+
+    class Nothing:
+        module = None
+
+    with pytest.raises(tvm.error.InternalError, match="out of luck"):
+        build_with_fallback(kernels, builder, lambda k: Nothing(), TARGET)  # type: ignore[arg-type, return-value]
