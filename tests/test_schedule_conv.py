@@ -11,6 +11,7 @@ from schedule_harness import HARDWARE, Case, Role, Sketch, Value, block
 from autofuse.graph.model import Group, MappingType
 from autofuse.schedule import ScheduleError
 from autofuse.schedule.cpu.conv2d import Conv2dFamily
+from autofuse.schedule.cpu.conv_pool import ConvPoolFamily
 from autofuse.schedule.cpu.depthwise import DepthwiseFamily
 from autofuse.schedule.cpu.pool import PoolFamily
 from autofuse.schedule.family import ScheduleFamily
@@ -217,6 +218,48 @@ def test_pool_is_right_on_any_shape(
     if follow:
         result = sketch.relu(sketch.add(result, sketch.source(result.answer.shape)))
     run_some(sketch.finish(result), PoolFamily(), pick)
+
+
+@settings(FEW, max_examples=8)
+@given(
+    n=st.sampled_from([1, 1, 3]), ic=st.sampled_from([3, 8, 24]), oc=st.sampled_from([8, 17, 32]),
+    h=st.sampled_from([4, 7, 9, 12]), w=st.sampled_from([4, 8, 13, 14]), kernel=st.sampled_from([1, 3]),
+    window=st.sampled_from([2, 3]), stride=st.sampled_from([1, 2]), kind=st.sampled_from(["max", "avg"]),
+    prologue=st.sampled_from(["", "relu"]), between=st.sampled_from(["none", "relu", "mish", "residual"]),
+    after=st.sampled_from(["", "add", "unblock"]), pick=st.integers(0, 11),
+)  # fmt: skip
+def test_convolution_and_pool_in_one_kernel_are_right(
+    n: int, ic: int, oc: int, h: int, w: int, kernel: int, window: int, stride: int, kind: str, prologue: str,
+    between: str, after: str, pick: int,
+) -> None:  # fmt: skip
+    """Rows in a buffer, windows that overlap, rows that none needs, work before, between and after."""
+    sketch = Sketch(pick)
+    data, values = start(sketch, (n, ic, h, w), prologue, plain=ic == 3)
+    result = sketch.conv2d(data, values, oc, (kernel, kernel), padding=(kernel // 2,) * 4)
+    result = sketch.pool(epilogue(sketch, result, between)[0], kind, (window, window), strides=(stride, stride))
+    if after == "add":
+        result = sketch.relu(sketch.add(result, sketch.source(result.answer.shape)))
+    if after == "unblock":
+        result = sketch.unblock(result, oc)
+    run_some(sketch.finish(result), ConvPoolFamily(), pick)
+
+
+def test_convolution_and_pool_refuse_what_needs_the_rows_elsewhere() -> None:
+    """The convolution's result may not leave the kernel, and the pooling may not pad."""
+    sketch = Sketch()
+    data, values = start(sketch, (1, 8, 6, 6), "")
+    rows = sketch.relu(sketch.conv2d(data, values, 8, (1, 1)))
+    padded = sketch.pool(rows, "max", (3, 3), padding=(1, 1, 1, 1))
+    whole = sketch.finish(padded).group
+    refusal = ConvPoolFamily().match(whole, HARDWARE)
+    assert refusal is not None and refusal.rule == "padding" and refusal.where == (2,)
+    both = ConvPoolFamily().match(Group.of(whole.graph, (0, 1, 2), (rows.index, padded.index)), HARDWARE)
+    assert both is not None and both.rule == "output"
+    sparse = sketch.pool(rows, "max", (1, 1), strides=(2, 2))
+    skipping = ConvPoolFamily().match(Group.of(sketch.finish(sparse).group.graph, (0, 1, 3), (sparse.index,)), HARDWARE)
+    assert skipping is not None and skipping.rule == "stride"
+    alone = ConvPoolFamily().match(Group.of(whole.graph, (2,)), HARDWARE)
+    assert alone is not None and alone.rule == "anchor"
 
 
 def test_refusals_say_why() -> None:

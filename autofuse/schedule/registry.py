@@ -13,6 +13,7 @@ def families(kind: str = "cpu") -> tuple[ScheduleFamily, ...]:
     if kind != "cpu":
         return ()
     from autofuse.schedule.cpu.conv2d import Conv2dFamily
+    from autofuse.schedule.cpu.conv_pool import ConvPoolFamily
     from autofuse.schedule.cpu.depthwise import DepthwiseFamily
     from autofuse.schedule.cpu.elementwise import ElementwiseFamily
     from autofuse.schedule.cpu.matmul import MatmulFamily
@@ -22,6 +23,7 @@ def families(kind: str = "cpu") -> tuple[ScheduleFamily, ...]:
     from autofuse.schedule.cpu.view import ViewFamily
 
     return (
+        ConvPoolFamily(),
         Conv2dFamily(),
         DepthwiseFamily(),
         PoolFamily(),

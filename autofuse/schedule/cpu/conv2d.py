@@ -36,7 +36,9 @@ class Conv2dConfiguration(Configuration):
 
 
 @dataclass(frozen=True)
-class _Extents:
+class Extents:
+    """Extents of a blocked convolution: `oc` output channel blocks, `ic` input channel blocks of one group."""
+
     n: int
     oc: int  # channel blocks
     oh: int
@@ -54,15 +56,17 @@ class _Extents:
 
     @property
     def pointwise(self) -> bool:
+        """Whether the kernel is 1×1."""
         return self.kh * self.kw == 1
 
 
-def _extents(window: W.Window) -> _Extents:
+def extents(window: W.Window) -> Extents:
+    """The extents of the window's anchor."""
     oc, ic, kh, kw, ib, ob = window.weight.shape
     n, _, oh, ow, _ = window.out.shape
     attrs = window.anchor.attrs
     height, width = window.data.shape[2:4]
-    return _Extents(
+    return Extents(
         n, oc, oh, ow, ic, kh, kw, ib, ob, int(str(attrs.get("groups", 1))),
         W.pair(attrs, "strides", 1), W.pair(attrs, "dilation", 1), height, width,
     )  # fmt: skip
@@ -87,10 +91,10 @@ class Conv2dFamily(ScheduleFamily):
     def configs(self, group: Group, hardware: Hardware) -> Sequence[Conv2dConfiguration]:
         """Register tiles that fit, each with the task shapes that suit the weights' size."""
         window = self._window(group)
-        e = _extents(window)
+        e = extents(window)
         staged = window.padded or bool(window.prologue)
         found: dict[Conv2dConfiguration, None] = {}
-        for nb, ht, mt in _tiles(e, hardware)[:4]:
+        for nb, ht, mt in register_tiles(e, hardware)[:4]:
             for task in _tasks(e, nb, ht, mt, staged, window, hardware):
                 found[task] = None
         ordered = list(found)
@@ -108,7 +112,7 @@ class Conv2dFamily(ScheduleFamily):
         """Traffic by level from the loop order: weights once per task and channel tile, data once per channel tile."""
         assert isinstance(config, Conv2dConfiguration)
         window = self._window(group)
-        return _shape(window, _extents(window), config, hardware)
+        return kernel_shape(window, extents(window), config, hardware)
 
     def apply(self, func: PrimFunc, group: Group, config: Any, hardware: Hardware) -> PrimFunc:
         """Tile the convolution, put its padding at the task and its epilogue at the register tile."""
@@ -123,7 +127,7 @@ class Conv2dFamily(ScheduleFamily):
         return found
 
 
-def _tiles(e: _Extents, hardware: Hardware) -> list[tuple[int, int, int]]:
+def register_tiles(e: Extents, hardware: Hardware) -> list[tuple[int, int, int]]:
     """Register tiles (nb, ht, mt), best first. Accumulators, nb weights and one broadcast must fit the registers."""
     registers = hardware.vector_registers
     most = registers - registers // 4  # more accumulators than this spilled
@@ -133,7 +137,7 @@ def _tiles(e: _Extents, hardware: Hardware) -> list[tuple[int, int, int]]:
     per_group = e.oc // e.groups
     scored = []
     for nb in W.divisors(per_group):
-        if nb > 6:
+        if nb > (most if e.oh * e.ow == 1 else 6):
             break
         for ht in (1, 2, 4):
             if e.oh % ht or (ht > 1 and e.ow >= 16 and e.ow % 4 == 0):
@@ -161,7 +165,7 @@ def _tile_time(nb: int, ht: int, mt: int, chains: int) -> float:
 
 
 def _tasks(
-    e: _Extents, nb: int, ht: int, mt: int, staged: bool, window: W.Window, hardware: Hardware
+    e: Extents, nb: int, ht: int, mt: int, staged: bool, window: W.Window, hardware: Hardware
 ) -> list[Conv2dConfiguration]:
     """Task shapes for one register tile, best first."""
     cores = hardware.cores
@@ -203,7 +207,8 @@ def _tasks(
     return made
 
 
-def _shape(window: W.Window, e: _Extents, c: Conv2dConfiguration, hardware: Hardware) -> KernelShape:
+def kernel_shape(window: W.Window, e: Extents, c: Conv2dConfiguration, hardware: Hardware) -> KernelShape:
+    """The kernel's shape; `e.oh` may differ from the window's when another operator wants other rows."""
     channel_tiles, row_tiles = e.oc // c.nb, e.oh // c.ht
     tasks = e.n * (channel_tiles // c.cob) * (row_tiles // c.hb)
     rows = c.hb * c.ht
