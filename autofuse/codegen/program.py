@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,7 +47,13 @@ def order_kernels(kernels: Sequence[Kernel], opaque: Sequence[int], graph: Graph
     in another kernel already. Raises ValueError for a cycle.
     """
     made = {t.index for t in graph.tensors if t.role is not Role.VALUE}
-    waiting: list[Kernel | int] = [*kernels, *opaque]
+    givers = Counter(t for k in kernels for t in k.assignment.group.outputs)
+    waiting: list[Kernel | int] = list(opaque)
+    for kernel in sorted(kernels, key=lambda k: len(k.assignment.group.members)):
+        if all(givers[t] > 1 for t in _gives(graph, kernel)):
+            givers.subtract(_gives(graph, kernel))
+        else:
+            waiting.append(kernel)
 
     def first(unit: Kernel | int) -> int:
         return unit if isinstance(unit, int) else unit.assignment.group.members[-1]
@@ -57,14 +64,12 @@ def order_kernels(kernels: Sequence[Kernel], opaque: Sequence[int], graph: Graph
         later: list[Kernel | int] = []
         before = len(ordered)
         for unit in waiting:
-            if all(t in made for t in _gives(graph, unit)):
-                continue
             if all(t in made for t in _needs(graph, unit)):
                 ordered.append(unit)
                 made.update(_gives(graph, unit))
             else:
                 later.append(unit)
-        if later and len(ordered) == before:
+        if len(ordered) == before:
             raise ValueError("the groups depend on each other in a cycle")
         waiting = later
     return ordered
