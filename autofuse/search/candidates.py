@@ -30,6 +30,14 @@ from autofuse.target import Hardware
 # Growing steps through sets that no family takes, and operators that these may add together.
 _MISSES = 2
 _MISSED_OPERATORS = 6
+# Sets looked at around an operator on average, in the whole graph besides, and at least where others took more: dense
+# graphs have more convex sets than can be looked at.
+_USUAL_BUDGET = 48
+_POOL = 4096
+_LEAST_BUDGET = 24
+# The same for groups with recomputed producers.
+_USUAL_RECOMPUTED = 8
+_RECOMPUTED_POOL = 512
 # Inputs over the limit that growing a little does not take back.
 _HOPELESS_ARGUMENTS = 8
 # Sets grown from siblings, which only some families take.
@@ -84,6 +92,7 @@ class GroupEnumerator:
         self._any_never = any(self._never)
         self._run_after, self._run_before = self._runs()
         self._hopeless: set[int] = set()
+        self._pool = _POOL
 
     @staticmethod
     def _mask(operators: Iterable[int]) -> int:
@@ -219,18 +228,18 @@ class GroupEnumerator:
         else:
             # first of the set's reductions and contractions; cheap operators on all sides
             within = self._cheap | (self._growable >> seed << seed)
-        budget = self.thresholds.groups_per_operator
+        whole = budget = min(self.thresholds.groups_per_operator, max(_LEAST_BUDGET, self._pool))
         budget -= self._straight(1 << seed, seed, within)
         visited = {1 << seed}
         queue = deque([(1 << seed, 0, 1)])
-        while queue:
+        while queue and budget > 0:
             mask, misses, legal_size = queue.popleft()
             for extended in self._extensions(mask, seed, within):
                 if extended in visited:
                     continue
                 if budget <= 0:
                     self._cut("groups_per_operator")
-                    return
+                    break
                 budget -= 1
                 visited.add(extended)
                 size = extended.bit_count()
@@ -238,6 +247,7 @@ class GroupEnumerator:
                     queue.append((extended, 0, size))
                 elif misses < _MISSES and size - legal_size <= _MISSED_OPERATORS and extended not in self._hopeless:
                     queue.append((extended, misses + 1, legal_size))
+        self._pool += _USUAL_BUDGET - (whole - budget)
 
     def _straight(self, mask: int, seed: int, within: int) -> int:
         """Grow by the first extension that leads on, until none does; gives the number of sets looked at.
@@ -323,10 +333,17 @@ class GroupEnumerator:
 
     def _recompute(self) -> None:
         """Every group again with cheap producers inside that others use too; they are not written."""
-        limit = self.thresholds.recompute_members
-        level = [f.group for f in self.found.values()]
-        for _ in range(max(0, limit)):
-            level = [wider for group in level for wider in self._with_producers(group)]
+        left = _RECOMPUTED_POOL + _USUAL_RECOMPUTED * len(self.graph.operators)
+        level = sorted((f.group for f in self.found.values()), key=lambda g: (len(g.members), g.members))
+        for _ in range(self.thresholds.recompute_members):
+            wider: list[Group] = []
+            for group in level:
+                if len(wider) >= left:
+                    self._cut("recompute_members")
+                    break
+                wider.extend(self._with_producers(group))
+            left -= len(wider)
+            level = wider
 
     def _with_producers(self, group: Group) -> Iterator[Group]:
         graph = self.graph

@@ -23,6 +23,7 @@ from autofuse.search.regions import Region, cut
 _INFINITE = float("inf")
 _SLACK = 1 + 1e-12  # sums of the same numbers in another order differ by rounding
 _QUICK_BEAM = 8  # states a level in the first look for a bound
+_TRANSITIONS_PER_STATE = 8  # transitions that count as one more state against the cap
 _CAPPED_BEAM = 64  # states a level once a region ran over its cap
 
 
@@ -50,17 +51,28 @@ class Cover:
     exact: bool
 
 
-# A state on the way: value so far, lower bound of the rest, decided, unmaterialised, waiting choices, tensors alive
-# (only tracked under a memory limit), the state before, and what was done to come here (a choice, or None for an
-# operator left to be recomputed).
+# A state on the way: value so far, lower bound of the rest, a fair guess of the whole, tensors alive
+# (only tracked under a memory limit), the state before, and what was done to come here (a choice, or -1 for an
+# operator left to be recomputed). Its key: operators decided, those of them that are in no memory, waiting choices.
 _Key = tuple[int, int, tuple[int, ...]]
 
 
 class _Node(NamedTuple):
     value: float
     rest: float
+    guess: float
     live: int
     before: tuple[Any, int] | None  # (node, action)
+
+
+def _best_states(states: dict[_Key, _Node], count: int) -> dict[_Key, _Node]:
+    """The most promising states, half of them such as single operators can always complete.
+
+    The others, where choices wait or results are in no memory, look better than they are: some lead nowhere.
+    """
+    ordered = sorted(states.items(), key=lambda kv: (kv[1].guess, kv[0]))
+    safe = [kv for kv in ordered if not kv[0][1] and not kv[0][2]][: count // 2]
+    return dict([*safe, *ordered[: count - len(safe)]])
 
 
 class CoverSearch:
@@ -136,6 +148,7 @@ class _RegionSearch:
         self.sizes = [outer._sizes[op] for op in region.operators]
         self.track_memory = bool(max_memory) or minimise_peak
         self.exact = True
+        self.work = 0  # states, and transitions that weigh as much
         extra = 0
         for c in region.choices:
             extra |= c.extra
@@ -161,15 +174,24 @@ class _RegionSearch:
         base = [b if b < _INFINITE else s for b, s in zip(base, shared, strict=True)]
         free = self.may_skip
         ratio = [_INFINITE] * count
+        fair = [_INFINITE] * count
         for c, w in zip(self.choices, self.weights, strict=True):
-            fixed = c.operators if not c.owned & free else [v for v in c.operators if not free >> v & 1]
-            total = sum([base[v] for v in fixed])
+            total = sum([base[v] for v in c.operators])
             share = w / total if total > 0 else 0.0
-            for v in fixed:
+            for v in c.operators:
+                if share < fair[v]:
+                    fair[v] = share
+            if c.owned & free:
+                fixed = sum([base[v] for v in c.operators if not free >> v & 1])
+                share = w / fixed if fixed > 0 else 0.0
+            for v in c.operators:
                 if share < ratio[v]:
                     ratio[v] = share
         self.share = [0.0 if free >> v & 1 or ratio[v] == _INFINITE else base[v] * ratio[v] for v in range(count)]
         self.share_of = [sum([self.share[v] for v in c.operators]) for c in self.choices]
+        # Not a bound: what an operator costs wherever it is computed. Recomputing one does not make it free.
+        self.fair = [0.0 if fair[v] == _INFINITE else base[v] * fair[v] for v in range(count)]
+        self.fair_of = [sum([self.fair[v] for v in c.operators]) for c in self.choices]
 
     def _sort_choices(self) -> None:
         """For each operator the choices that begin with it, cheapest per operator first."""
@@ -221,18 +243,19 @@ class _RegionSearch:
         cap = self.thresholds.states_per_region
         count = len(self.region.operators)
         levels: list[dict[_Key, _Node]] = [{} for _ in range(count + 1)]
-        levels[0][0, 0, ()] = _Node(0.0, sum(self.share), 0, None)
+        levels[0][0, 0, ()] = _Node(0.0, sum(self.share), sum(self.fair), 0, None)
         seen = 0
         for level in range(count):
             states = levels[level]
-            if not beam and seen + len(states) > cap:
+            self.work += 0 if quick else len(states)
+            if not beam and self.work > cap:
                 beam = _CAPPED_BEAM
             if beam and len(states) > beam:
-                ordered = sorted(states.items(), key=lambda kv: (kv[1].value + kv[1].rest, kv[0]))
+                kept = _best_states(states, beam)
                 if not quick:
-                    self.counters.cut("states_per_region", len(ordered) - beam)
+                    self.counters.cut("states_per_region", len(states) - len(kept))
                     self.exact = False
-                states = dict(ordered[:beam])
+                states = kept
             seen += len(states)
             for key, node in states.items():
                 self._expand(key, node, levels, limit, quick)
@@ -283,6 +306,7 @@ class _RegionSearch:
             self._take(key, node, j, value, rest, levels, limit, quick)
         if not quick:
             self.counters.transitions += tried
+            self.work += tried // _TRANSITIONS_PER_STATE
 
     def _abort(self) -> None:
         self.counters.cut("abort_factor")
@@ -302,7 +326,7 @@ class _RegionSearch:
                 self.exact = False
             return
         live = self._still_live(node.live, decided) if self.track_memory else 0
-        self._put((decided, lost, ()), _Node(node.value, node.rest, live, (node, -1)), levels, limit)
+        self._put((decided, lost, ()), _Node(node.value, node.rest, node.guess, live, (node, -1)), levels, limit)
 
     def _take(
         self,
@@ -317,6 +341,7 @@ class _RegionSearch:
     ) -> None:
         """Take choice j; it, and those that waited for it, become decided as soon as what they read is."""
         decided, lost, waiting = key
+        guess = node.guess + self.weights[j] - self.fair_of[j]
         live = node.live
         if not waiting and not self.track_memory:  # the common case, kept short
             choice = self.choices[j]
@@ -327,9 +352,9 @@ class _RegionSearch:
                     lost = self._still_needed(lost, decided)
                     if self._too_many(lost, quick):
                         return
-                self._put((decided, lost, ()), _Node(value, rest, 0, (node, j)), levels, limit)
+                self._put((decided, lost, ()), _Node(value, rest, guess, 0, (node, j)), levels, limit)
             else:
-                self._put((decided, lost, (j,)), _Node(value, rest, 0, (node, j)), levels, limit)
+                self._put((decided, lost, (j,)), _Node(value, rest, guess, 0, (node, j)), levels, limit)
             return
         stack = [*waiting, j]
         while stack:
@@ -353,7 +378,7 @@ class _RegionSearch:
             live = self._still_live(live, decided) if self.track_memory else 0
         if self._too_many(lost, quick):
             return
-        self._put((decided, lost, tuple(stack)), _Node(value, rest, live, (node, j)), levels, limit)
+        self._put((decided, lost, tuple(stack)), _Node(value, rest, guess, live, (node, j)), levels, limit)
 
     def _too_many(self, lost: int, quick: bool) -> bool:
         if lost.bit_count() <= self.thresholds.frontier_values:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from autofuse.errors import PlanError
 from autofuse.search.baselines import greedy_cover, plan_cost, result_of, singles
 from autofuse.search.cover import Counters, Cover, CoverSearch
+from autofuse.search.interval import interval_cover
 from autofuse.search.order import peak_memory, run_order
 from autofuse.search.problem import Choice, SearchProblem, SearchResult, SearchStrategy
 
@@ -36,7 +37,9 @@ class DPStrategy(SearchStrategy):
         counters = Counters()
         limit = problem.max_memory
         place = {i: j for j, i in enumerate(allowed)}
-        fallbacks = [singles(problem)] + ([greedy_cover(problem)] if problem.greedy else [])
+        fallbacks = [singles(problem), interval_cover(problem)[0]]
+        if problem.greedy:
+            fallbacks.append(greedy_cover(problem))
         known = [[place[i] for i in cover] for cover in fallbacks if all(i in place for i in cover)]
         weights = [c.cost + problem.call_cost for c in picked]
         search = CoverSearch(problem.graph, picked, problem.thresholds, counters)

@@ -11,32 +11,36 @@ from autofuse.search.cover import Counters
 from autofuse.search.problem import SearchProblem, SearchResult, SearchStrategy
 
 
+def interval_cover(problem: SearchProblem) -> tuple[list[int], int]:
+    """Positions of the choices of the cheapest cut into neighbours, and how many intervals were tried."""
+    count = len(problem.graph.operators)
+    ending: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+    singles(problem)  # says which operator is missing, if one is
+    for i, choice in enumerate(problem.choices):
+        members = choice.group.members
+        if members[-1] - members[0] == len(members) - 1 and not choice.recomputed:
+            ending[members[-1]].append((members[0], i))
+    best = [0.0] + [float("inf")] * count
+    taken = [-1] * count
+    for j in range(count):
+        for first, i in ending[j]:
+            value = best[first] + problem.choices[i].cost + problem.call_cost
+            if value < best[j + 1]:
+                best[j + 1], taken[j] = value, i
+    chosen: list[int] = []
+    j = count - 1
+    while j >= 0:
+        chosen.append(taken[j])
+        j = problem.choices[taken[j]].group.members[0] - 1
+    return chosen, sum(map(len, ending))
+
+
 class IntervalStrategy(SearchStrategy):
     """Cheapest cut of the program's own order into choices of neighbouring operators; nothing is recomputed."""
 
     name = "interval"
 
     def search(self, problem: SearchProblem) -> SearchResult:
-        count = len(problem.graph.operators)
-        ending: list[list[tuple[int, int]]] = [[] for _ in range(count)]
-        singles(problem)  # says which operator is missing, if one is
-        for i, choice in enumerate(problem.choices):
-            members = choice.group.members
-            if not choice.recomputed and members[-1] - members[0] == len(members) - 1:
-                ending[members[-1]].append((members[0], i))
-        best = [0.0] * (count + 1)
-        taken = [-1] * count
-        counters = Counters(states=count, regions=1)
-        for j in range(count):
-            best[j + 1] = float("inf")
-            for first, i in ending[j]:
-                counters.transitions += 1
-                value = best[first] + problem.choices[i].cost + problem.call_cost
-                if value < best[j + 1]:
-                    best[j + 1], taken[j] = value, i
-        chosen: list[int] = []
-        j = count - 1
-        while j >= 0:
-            chosen.append(taken[j])
-            j = problem.choices[taken[j]].group.members[0] - 1
+        chosen, tried = interval_cover(problem)
+        counters = Counters(states=len(problem.graph.operators), transitions=tried, regions=1)
         return result_of(problem, in_order(problem, chosen), self.name, counters)

@@ -92,7 +92,7 @@ class Thresholds:
     groups_per_state: int = 64  # groups tried from one state, cheapest per operator first
     abort_factor: float = 2.0  # a partial plan is dropped when cost + lower bound exceeds this times the best known
     prefilter_ratio: float = 4.0  # a group dearer than this times the sum of its members alone is dropped
-    states_per_region: int = 50_000  # states of one region before the search turns greedy in it
+    states_per_region: int = 20_000  # states of one region before the search turns greedy in it
     recompute_members: int = 2  # cheap producers that one group may recompute
     frontier_values: int = 3  # values left unmaterialised in a state
     hybrid_share: float = 0.2  # share of the critical path's cost that `hybrid` gives to dp
