@@ -248,7 +248,7 @@ def kernel_shape(window: W.Window, e: Extents, c: Conv2dConfiguration, hardware:
         tasks=tasks if c.parallel else 1,
         vector_fill=1.0,
         accumulators=chains,
-        independent_chains=chains,
+        independent_chains=_chains(e, c, hardware),
         recompute=recompute,
         loads_per_fma=(c.nb + c.ht * c.mt) / chains,
         l1_bytes=l1,
@@ -258,6 +258,17 @@ def kernel_shape(window: W.Window, e: Extents, c: Conv2dConfiguration, hardware:
         footprint=footprint,
         loops=2 if c.pad == 2 else 1,
     )
+
+
+def _chains(e: Extents, c: Conv2dConfiguration, hardware: Hardware) -> int:
+    """Accumulations in flight, averaged over the tiles of a row: a remainder of columns keeps fewer."""
+    needed = W.chains_needed(hardware)
+    full, rest = divmod(e.ow, c.mt)
+    column = c.nb * c.ht
+    steps = full * max(c.mt * column, needed) + (max(rest * column, needed) if rest else 0)
+    if steps <= e.ow * column:
+        return column * c.mt
+    return max(1, round(needed * e.ow * column / steps))
 
 
 def _apply(func: PrimFunc, c: Conv2dConfiguration) -> PrimFunc:
