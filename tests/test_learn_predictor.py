@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -99,6 +101,25 @@ class TestCostModel:
 
 
 class TestBooster:
+    def test_loading_and_predicting_imports_neither_xgboost_nor_scikit_learn(
+        self, trained: Trained, tmp_path: Path
+    ) -> None:
+        """They take longer to import than most searches take."""
+        save_predictor(trained, tmp_path / "p")
+        code = """
+import sys
+import numpy as np
+from autofuse.learn import load_predictor
+from autofuse.target import Hardware
+model = load_predictor(sys.argv[1], Hardware())
+assert model.predict_rows(np.zeros((2, len(model.card.features)), np.float32)).seconds.shape == (2,)
+print(sorted({name.split(".")[0] for name in sys.modules} & {"xgboost", "sklearn", "scipy", "tvm", "optuna"}))
+"""
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / "p")], capture_output=True, text=True, check=True
+        )
+        assert done.stdout.strip() == "[]"
+
     def test_agrees_with_xgboost_itself(self, trained: Trained) -> None:
         import xgboost
 

@@ -67,13 +67,14 @@ def command(db: str, output: str, hardware: tuple[str, ...], seed: int, as_json:
 
 
 def _print(report: dict[str, Any]) -> None:
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
     from autofuse.learn.card import metric_cells
 
-    table = Table(title="errors on workloads not trained on", title_justify="left")
-    table.add_column("model")
+    table = Table(title="errors on workloads not trained on", title_justify="left", box=box.SIMPLE)
+    table.add_column("model", no_wrap=True)
     for name in ("MAPE", "in 5 %", "in 10 %", "in 20 %", "tau within", "tau across"):
         table.add_column(name, justify="right")
     for name, row in report["metrics"].items():
