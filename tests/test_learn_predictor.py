@@ -238,7 +238,7 @@ class TestCommand:
         assert loaded.known_hardware and loaded.card.data["hash"] == report["data_hash"]
         assert run("train", "--db", str(db), "-o", str(tmp_path / "p")) == 0
         text = capsys.readouterr().out
-        assert "learned" in text and "tau within" in text and "wrote" in text
+        assert "learned" in text and "analytical, scaled" in text and "MAPE" in text and "wrote" in text
 
     def test_bad_input_is_one_line_and_leaves_nothing(
         self, db: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
