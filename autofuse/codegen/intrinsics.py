@@ -8,7 +8,7 @@ The coefficients come from scripts/fit_intrinsics.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm
@@ -72,6 +72,19 @@ def _type_name(value: Any) -> str:
 
 def _is_float32(value: Any) -> bool:
     return _type_name(value).partition("x")[0] == "float32"
+
+
+def _bound(rule: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The rule with its argument in a variable, since rules read it many times and calls stand inside each other."""
+
+    def lower(op: Any) -> Any:
+        x = op.args[0]
+        if not _is_float32(x) or isinstance(x, tirx.Var):
+            return rule(op)
+        name = tirx.Var("argument", _type_name(x))
+        return tirx.Let(name, x, rule(tirx.call_intrin(_type_name(op), op.op, name, *op.args[1:])))
+
+    return lower
 
 
 def _library(op: Any, name: str) -> Any:
@@ -176,7 +189,7 @@ def register_intrinsics() -> None:
         return
     rules = {"exp": _exp, "tanh": _tanh, "erf": _erf, "log": _log, "pow": _pow}
     for name, rule in rules.items():
-        tvm.tirx.register_intrin_lowering(f"tirx.{name}", target="llvm", f=rule, level=120)
+        tvm.tirx.register_intrin_lowering(f"tirx.{name}", target="llvm", f=_bound(rule), level=120)
     _registered = True
 
 

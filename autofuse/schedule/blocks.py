@@ -13,12 +13,15 @@ from typing import Any
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import Call
-from tvm.ir.expr import TensorLoad
+from tvm.ir.expr import Expr, TensorLoad
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from autofuse.schedule import ScheduleError
 
 ROLE = "autofuse.role"
+# A function of a function of ... nests at most this deep in one expression: each is lowered to arithmetic that reads its
+# argument many times, and TVM's simplifier writes the argument out each time.
+_DEEPEST_NEST = 3
 # An expression with at most this many arithmetic nodes is cheaper to repeat than to keep in a buffer.
 _CHEAP_NODES = 4
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max, tirx.Select, tirx.Cast, Call)
@@ -179,6 +182,28 @@ def is_cheap(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     return cost <= _CHEAP_NODES
 
 
+def nesting(sch: s_tir.Schedule, block: SBlockRV) -> int:
+    """How deep calls of functions stand inside each other in the block's value: 2 for exp(1 + exp(x))."""
+    body = sch.get(block).body
+    return _depth(body.value) if isinstance(body, tirx.BufferStore) else 0
+
+
+def _depth(node: Any) -> int:
+    fields = ("a", "b", "value", "condition", "true_value", "false_value")
+    below = [getattr(node, name) for name in fields if hasattr(node, name)]
+    call = isinstance(node, Call)
+    if call:
+        below.extend(node.args)
+    deepest = max((_depth(part) for part in below if isinstance(part, Expr)), default=0)
+    return deepest + int(call and str(getattr(node.op, "name", "")) != "tirx.if_then_else")
+
+
+def too_deep(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    """Whether inlining the block into a consumer would nest calls of functions deeper than code generation takes."""
+    depth = nesting(sch, block)
+    return depth > 0 and any(depth + nesting(sch, user) > _DEEPEST_NEST for user in consumers(sch, block))
+
+
 def inline_all(sch: s_tir.Schedule, chosen: Iterable[SBlockRV]) -> None:
     """Inline elementwise blocks into all their consumers. ScheduleError for one that reduces or is written out."""
     for block in list(chosen):
@@ -190,7 +215,7 @@ def inline_all(sch: s_tir.Schedule, chosen: Iterable[SBlockRV]) -> None:
 def inline_chain(sch: s_tir.Schedule, chain: Iterable[SBlockRV], keep: Sequence[SBlockRV] = ()) -> list[SBlockRV]:
     """Inline what costs nothing to inline in `chain` (elementwise blocks in running order); the blocks that are left.
 
-    A value that is read once is inlined; one that is read more often only if recomputing it is cheap, so that chains
+    A value that is read once is inlined, unless functions would nest too deep; one that is read more often only if recomputing it is cheap, so that chains
     of diamonds (mish, swish of swish) do not grow exponentially. Blocks that write a parameter and those of `keep`
     stay.
     """
@@ -198,7 +223,7 @@ def inline_chain(sch: s_tir.Schedule, chain: Iterable[SBlockRV], keep: Sequence[
     for block in list(chain):
         if not (is_output(sch, block) or is_reduction(sch, block) or contains(sch, keep, block)):
             count = uses(sch, block)
-            if count == 1 or (count > 1 and is_cheap(sch, block)):
+            if (count == 1 or (count > 1 and is_cheap(sch, block))) and not too_deep(sch, block):
                 sch.compute_inline(block)
                 continue
         left.append(block)

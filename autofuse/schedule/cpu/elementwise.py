@@ -163,7 +163,7 @@ def _inlined(sch: Any, block: Any) -> bool:
     spread = any(_points(sch, user) > size for user in blocks.consumers(sch, block))
     if (spread or blocks.uses(sch, block) > 1) and not cheap:
         return False
-    if blocks.uses(sch, block) > 4:
+    if blocks.uses(sch, block) > 4 or blocks.too_deep(sch, block):
         return False
     sch.compute_inline(block)
     return True
