@@ -24,7 +24,7 @@ _INFINITE = float("inf")
 _SLACK = 1 + 1e-12  # sums of the same numbers in another order differ by rounding
 _QUICK_BEAM = 8  # states a level in the first look for a bound
 _TRANSITIONS_PER_STATE = 8  # transitions that count as one more state against the cap
-_CAPPED_BEAM = 64  # states a level once a region ran over its cap
+_CAPPED_BEAM = 24  # states a level once a region ran over its cap
 
 
 @dataclass
@@ -102,11 +102,13 @@ class CoverSearch:
         *,
         max_memory: int = 0,
         minimise_peak: bool = False,
+        cap: int | None = None,
     ) -> Cover | None:
         """The cover with the smallest sum of weights; None if there is none within `max_memory` bytes.
 
         `known`: covers (positions) that bound the search, and that the result is never worse than when no memory
-        limit is set. With `minimise_peak` the weights are ignored and the value is the peak in bytes.
+        limit is set. With `minimise_peak` the weights are ignored and the value is the peak in bytes. cap: instead of
+        `states_per_region`.
         """
         memo: dict[tuple[object, ...], tuple[list[int], bool]] = {}
         chosen: list[int] = []
@@ -117,7 +119,7 @@ class CoverSearch:
             structure = region.structure(weights) if not max_memory and not minimise_peak else None
             solved = memo.get(structure) if structure is not None else None
             if solved is None:
-                search = _RegionSearch(self, region, weights, max_memory, minimise_peak)
+                search = _RegionSearch(self, region, weights, max_memory, minimise_peak, cap)
                 found = search.run([] if max_memory or minimise_peak else covers)
                 if found is None:
                     return None
@@ -135,8 +137,15 @@ class _RegionSearch:
     """One region under one set of weights."""
 
     def __init__(
-        self, outer: CoverSearch, region: Region, weights: Sequence[float], max_memory: int, minimise_peak: bool
+        self,
+        outer: CoverSearch,
+        region: Region,
+        weights: Sequence[float],
+        max_memory: int,
+        minimise_peak: bool,
+        cap: int | None,
     ) -> None:
+        self.cap = outer.thresholds.states_per_region if cap is None else cap
         self.region = region
         self.choices = region.choices
         self.thresholds = outer.thresholds
@@ -240,7 +249,6 @@ class _RegionSearch:
     def _search(self, bound: float, *, beam: int, quick: bool) -> tuple[list[int], float] | None:
         """Level by level in the number of operators taken; with `beam`, only so many states a level go on."""
         limit = bound * min(1.0, self.thresholds.abort_factor) * _SLACK if bound < float("inf") else bound
-        cap = self.thresholds.states_per_region
         count = len(self.region.operators)
         levels: list[dict[_Key, _Node]] = [{} for _ in range(count + 1)]
         levels[0][0, 0, ()] = _Node(0.0, sum(self.share), sum(self.fair), 0, None)
@@ -248,7 +256,7 @@ class _RegionSearch:
         for level in range(count):
             states = levels[level]
             self.work += 0 if quick else len(states)
-            if not beam and self.work > cap:
+            if not beam and self.work > self.cap:
                 beam = _CAPPED_BEAM
             if beam and len(states) > beam:
                 kept = _best_states(states, beam)

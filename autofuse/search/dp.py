@@ -76,7 +76,9 @@ class DPStrategy(SearchStrategy):
         # price * (kernels + 1/2) * 2/3 <= price * kernels is added.
         price *= 2 / 3
         dearer = [w + price * (1 + 0.5 * c.traffic / traffic) for w, c in zip(weights, search.choices, strict=True)]
-        again = search.best(dearer, [cover.chosen])
+        # Where the first look ran into its cap, the second one is kept short.
+        cap = None if cover.exact else search.thresholds.states_per_region // 20
+        again = search.best(dearer, [cover.chosen], cap=cap)
         if again is None:
             return cover
         value = sum(weights[j] for j in again.chosen)
