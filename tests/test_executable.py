@@ -218,7 +218,7 @@ def test_a_library_that_does_not_load_is_one_clear_line(saved: Path, tmp_path: P
 
 def test_the_functions_of_a_call_can_be_observed(compiled: Executable, inputs: dict[str, np.ndarray]) -> None:
     seen: list[tuple[str, bool]] = []
-    observed = Executable(compiled._library, compiled._weights, compiled.description)
+    observed = Executable(compiled.library, compiled.weights, compiled.description)
     observed.instrument(lambda name, before: seen.append((name, before)))
     observed(**inputs)
     names = {e["name"] for e in compiled.description["kernel_list"]}

@@ -31,15 +31,16 @@ class Executable:
     """Call it with arrays in the order of the model's inputs, or by name; it gives the outputs as numpy arrays.
 
     Safe to call from several threads: each has a virtual machine and a thread pool of its own over the same code and
-    weights. `description` says what was compiled and how (the same as `autofuse compile --json`, and the kernels).
+    weights. `description` says what was compiled and how (what `autofuse compile --json` prints, and the kernels);
+    `library` is TVM's executable, `weights` are its last arguments.
     """
 
     def __init__(
         self, library: Any, weights: Sequence[Any], description: dict[str, Any], path: Path | None = None
     ) -> None:
-        self._library = library
+        self.library = library
         self._path = path
-        self._weights = list(weights)
+        self.weights = list(weights)
         self._local = threading.local()
         self.description = description
 
@@ -91,6 +92,10 @@ class Executable:
         main, arguments = state.machine["main"], state.arguments
         return lambda: main(*arguments)
 
+    def check(self, /, *arrays: Any, **named: Any) -> None:
+        """Raises InputError if a call with these inputs would."""
+        self._arrange(arrays, named)
+
     def instrument(self, observer: Callable[[str, bool], None]) -> None:
         """Have `observer(name, before)` called around every function that this thread's machine calls."""
 
@@ -107,8 +112,8 @@ class Executable:
             return
         with tempfile.TemporaryDirectory() as folder:
             library = Path(folder) / "model.so"
-            self._library.export_library(str(library))
-            write_package(Path(path), library, map(np.from_dlpack, self._weights), self.description)
+            self.library.export_library(str(library))
+            write_package(Path(path), library, map(np.from_dlpack, self.weights), self.description)
 
     def _state(self) -> _State:
         state: _State | None = getattr(self._local, "state", None)
@@ -119,10 +124,10 @@ class Executable:
 
         configure_threads(int(self.description["threads"]))
         device = tvm.cpu()
-        machine = relax.VirtualMachine(self._library, device)
+        machine = relax.VirtualMachine(self.library, device)
         # Tensors that TVM allocates are aligned as its vector loads need; numpy's need not be.
         inputs = [tvm.runtime.empty(tuple(e["shape"]), e["dtype"], device) for e in self.description["inputs"]]
-        weights = [w if isinstance(w, tvm.runtime.Tensor) else tvm.runtime.from_dlpack(w) for w in self._weights]
+        weights = [w if isinstance(w, tvm.runtime.Tensor) else tvm.runtime.from_dlpack(w) for w in self.weights]
         state = self._local.state = _State(machine, inputs, [*inputs, *weights])
         return state
 

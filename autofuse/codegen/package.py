@@ -95,6 +95,16 @@ def _write_whole(path: Path, fill: Callable[[BinaryIO], None]) -> None:
             os.unlink(name)
 
 
+def is_package(path: Path) -> bool:
+    """Whether the file ends as compiled models do."""
+    try:
+        with path.open("rb") as source:
+            source.seek(-len(MAGIC), os.SEEK_END)
+            return source.read() == MAGIC
+    except OSError:
+        return False
+
+
 def read_package(path: str | Path) -> Package:
     """Open a compiled model. Raises ModelError when the file is missing or is no compiled model."""
     path = Path(path)
