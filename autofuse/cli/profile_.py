@@ -13,6 +13,8 @@ from autofuse.errors import InputError
 if TYPE_CHECKING:
     from autofuse.codegen.executable import Executable
 
+_PIPE_WIDTH = 140
+
 
 @click.command("profile")
 @click.argument("model")
@@ -38,7 +40,9 @@ def command(model: str, runs: int, top: int | None, source: str | None, as_json:
 
     from autofuse.profile.table import profile_table
 
-    Console().print(profile_table(result, top))
+    console = Console()
+    # A pipe has no width of its own.
+    console.print(profile_table(result, top), width=None if console.is_terminal else _PIPE_WIDTH)
 
 
 def _executable(model: str, given: dict[str, Any], tell: Any) -> Executable:

@@ -19,8 +19,8 @@ def profile_table(profile: Profile, top: int | None = None) -> Table:
         title=f"{escape(profile.model)}, {profile.threads} threads, {profile.runs} runs",
         caption=_caption(profile),
     )
-    table.add_column("kernel", overflow="fold")
-    table.add_column("schedule", overflow="fold")
+    table.add_column("kernel", overflow="fold", min_width=24)
+    table.add_column("schedule", min_width=9)
     for heading in ("calls", "ms", "share", "GFLOP/s", "GB/s", "roofline", "predicted", "ratio"):
         table.add_column(heading, justify="right", no_wrap=True)
     shown = profile.kernels if top is None else profile.kernels[:top]
