@@ -19,8 +19,8 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from autofuse.schedule import ScheduleError
 
 ROLE = "autofuse.role"
-# A function of a function of ... nests at most this deep in one expression: each is lowered to arithmetic that reads its
-# argument many times, and TVM's simplifier writes the argument out each time.
+# Functions of functions nest at most this deep in one expression: each is lowered to arithmetic that reads its argument
+# many times, and TVM's simplifier writes the argument out each time.
 _DEEPEST_NEST = 3
 # An expression with at most this many arithmetic nodes is cheaper to repeat than to keep in a buffer.
 _CHEAP_NODES = 4
@@ -215,9 +215,9 @@ def inline_all(sch: s_tir.Schedule, chosen: Iterable[SBlockRV]) -> None:
 def inline_chain(sch: s_tir.Schedule, chain: Iterable[SBlockRV], keep: Sequence[SBlockRV] = ()) -> list[SBlockRV]:
     """Inline what costs nothing to inline in `chain` (elementwise blocks in running order); the blocks that are left.
 
-    A value that is read once is inlined, unless functions would nest too deep; one that is read more often only if recomputing it is cheap, so that chains
-    of diamonds (mish, swish of swish) do not grow exponentially. Blocks that write a parameter and those of `keep`
-    stay.
+    A value that is read once is inlined, unless functions would nest too deep; one that is read more often only if
+    recomputing it is cheap, so that chains of diamonds (mish, swish of swish) do not grow exponentially. Blocks that
+    write a parameter and those of `keep` stay.
     """
     left = []
     for block in list(chain):
