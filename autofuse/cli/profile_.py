@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,9 +41,8 @@ def command(model: str, runs: int, top: int | None, source: str | None, as_json:
 
     from autofuse.profile.table import profile_table
 
-    console = Console()
     # A pipe has no width of its own.
-    console.print(profile_table(result, top), width=None if console.is_terminal else _PIPE_WIDTH)
+    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(profile_table(result, top))
 
 
 def _executable(model: str, given: dict[str, Any], tell: Any) -> Executable:
