@@ -17,11 +17,12 @@ from frontend_graphs import model, node, weights
 
 import autofuse
 from autofuse.cli.profile_ import command
-from autofuse.errors import EngineError, InputError
+from autofuse.errors import EngineError, InputError, ModelError
 from autofuse.profile.child import Observer, split_calls
 from autofuse.profile.result import Profile, least_seconds, summarise
 from autofuse.profile.run import example_inputs, profile
 from autofuse.profile.table import profile_table
+from autofuse.report.profile_page import page, write_page
 from autofuse.target import Hardware
 
 HARDWARE = Hardware(cores=2, fma_per_second=1e9, l3_bytes=1000, l3_bandwidth=1e9, memory_bandwidth=5e8)
@@ -94,6 +95,47 @@ def test_the_table_sums_up_what_it_leaves_out() -> None:
     assert "kernels 9.000 ms, whole 11.000 ms (+2.000 ms beside them)" in " ".join(text.split())
 
 
+PAGE = {"operators": 5, "kernels": 3, "fusion_ratio": 5 / 3, "peak_memory_mb": 1.5}
+
+
+def test_a_page_is_well_formed_and_needs_nothing_else(tmp_path: Path) -> None:
+    import xml.etree.ElementTree as xml
+
+    entries = [entry("f", "conv2d<relu> & more", 2.0), entry("", "topk", None)]
+    found = summarise({**DESCRIPTION, "kernel_list": entries, "model": "a <b>"}, HARDWARE, [0.01], TIMES)
+    write_page(tmp_path / "p.html", found, {**PAGE, "kernel_list": entries})
+    text = (tmp_path / "p.html").read_text(encoding="utf-8")
+    assert [p.name for p in tmp_path.iterdir()] == ["p.html"]
+    body = xml.fromstring(text.partition("\n")[2].replace('<meta charset="utf-8">', "").replace("<br>", "<br/>"))
+    rows = list(body.iter("tr"))
+    assert len(rows) == 1 + len(found.kernels) + 1 + len(entries)
+    assert len(list(body.iter("circle"))) == 1
+    everything = "".join(body.itertext())
+    assert "conv2d<relu> & more" in everything
+    assert "a <b>: where the time goes" in everything
+    assert not any(word in text for word in ("<script", "http:", "https:", "src="))
+
+
+def test_circles_of_the_roofline_stay_inside_the_picture() -> None:
+    import re
+
+    text = page(made(), {**PAGE, "kernel_list": []})
+    width, height = map(float, re.search(r'viewBox="0 0 (\d+) (\d+)"', text).groups())  # type: ignore[union-attr]
+    places = re.findall(r'<circle cx="([-\d.]+)" cy="([-\d.]+)"', text)
+    assert len(places) == 2
+    assert all(0 <= float(x) <= width and 0 <= float(y) <= height for x, y in places)
+
+
+def test_a_profile_without_arithmetic_has_a_page_too() -> None:
+    found = summarise({**DESCRIPTION, "kernel_list": []}, HARDWARE, [0.01], {"topk": [[0.1]]})
+    assert "No kernel with arithmetic" in page(found, {**PAGE, "kernel_list": []})
+
+
+def test_a_page_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="cannot write"):
+        write_page(tmp_path / "none" / "p.html", made(), {**PAGE, "kernel_list": []})
+
+
 def test_the_observer_leaves_its_own_time_out() -> None:
     ticks = iter(range(100))
     observer = Observer(lambda: float(next(ticks)))
@@ -146,9 +188,12 @@ def test_every_kernel_of_a_compiled_model_is_timed(compiled: autofuse.Executable
     compiled.save(path)
     np.savez(tmp_path / "x.npz", x=np.ones((1, 8, 12, 12), "float32"))
     done = click.testing.CliRunner().invoke(
-        command, [str(path), "--runs", "3", "--json", "--input", str(tmp_path / "x.npz")], catch_exceptions=False
+        command,
+        [str(path), "--runs", "3", "--json", "--input", f"{tmp_path}/x.npz", "--html", f"{tmp_path}/p.html"],
+        catch_exceptions=False,
     )
     assert done.exit_code == 0
+    assert "Against the roofline" in (tmp_path / "p.html").read_text()
     found = json.loads(done.stdout)
     assert (found["model"], found["threads"], found["runs"]) == (compiled.name, 1, 3)
     names = {e["name"] for e in compiled.description["kernel_list"] if e["name"]}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autofuse.cli.options import compile_arguments, compile_options, json_option, print_json, status
-from autofuse.errors import InputError
+from autofuse.errors import InputError, ModelError
 
 if TYPE_CHECKING:
     from autofuse.codegen.executable import Executable
@@ -23,17 +23,26 @@ _PIPE_WIDTH = 140
 @click.option("--runs", type=click.IntRange(min=1), default=20, show_default=True, help="Runs that are timed.")
 @click.option("--top", type=click.IntRange(min=1), metavar="N", help="Show only the N longest kernels.")
 @click.option("--input", "source", metavar="X.npz", help="Arrays by input name (default: random ones).")
+@click.option("--html", metavar="PAGE.html", help="Write a page with the plan, the times and the roofline.")
 @json_option
-def command(model: str, runs: int, top: int | None, source: str | None, as_json: bool, **given: Any) -> None:
+def command(
+    model: str, runs: int, top: int | None, source: str | None, html: str | None, as_json: bool, **given: Any
+) -> None:
     """Time every kernel of MODEL: a file that `autofuse compile -o` wrote, an ONNX file, or a zoo network's name."""
     from autofuse.profile import profile
 
+    if html is not None and not Path(html).resolve().parent.is_dir():
+        raise ModelError(f"cannot write {html}: the folder {Path(html).resolve().parent} does not exist")
     arrays = _read(source) if source is not None else None
     with status(f"profiling {model}") as tell:
         executable = _executable(model, given, tell)
         if arrays is None:
             arrays = _zoo_inputs(executable, model, given)
         result = profile(executable, inputs=arrays, runs=runs, progress=tell)
+    if html is not None:
+        from autofuse.report.profile_page import write_page
+
+        write_page(Path(html), result, executable.description)
     if as_json:
         print_json(result.to_json())
         return
@@ -43,6 +52,8 @@ def command(model: str, runs: int, top: int | None, source: str | None, as_json:
 
     # A pipe has no width of its own.
     Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(profile_table(result, top))
+    if html is not None:
+        click.echo(f"wrote {html}")
 
 
 def _executable(model: str, given: dict[str, Any], tell: Any) -> Executable:

@@ -44,6 +44,7 @@ class Profile:
     """Kernels by the time they took, longest first.
 
     latency_ms: median of whole runs without a clock around the kernels; kernels_ms: sum of the kernels' times.
+    peak_gflops, l3_gbytes, memory_gbytes: the roofs, for all cores together, per second.
     """
 
     model: str
@@ -55,6 +56,9 @@ class Profile:
     latency_ms: float
     kernels_ms: float
     predicted_ms: float
+    peak_gflops: float
+    l3_gbytes: float
+    memory_gbytes: float
     kernels: tuple[KernelProfile, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -125,5 +129,8 @@ def summarise(
         latency_ms=statistics.median(latencies) * 1e3,
         kernels_ms=whole * 1e3,
         predicted_ms=float(description["predicted_ms"]),
+        peak_gflops=2.0 * hardware.fma_per_second * hardware.cores / 1e9,
+        l3_gbytes=hardware.l3_bandwidth * hardware.cores / 1e9,
+        memory_gbytes=hardware.memory_bandwidth / 1e9,
         kernels=tuple(kernels),
     )
