@@ -17,7 +17,7 @@ from autofuse.schedule.cpu.pool import PoolFamily
 from autofuse.schedule.family import ScheduleFamily
 from autofuse.schedule.registry import families, family
 
-FEW = settings(max_examples=14, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 EPILOGUES = ("none", "relu", "mish", "residual", "outputs", "anchor_output")
 
 
@@ -87,22 +87,23 @@ def test_conv2d_is_right_on_any_shape(
 
 
 @pytest.mark.parametrize("after", EPILOGUES)
-def test_every_configuration_of_a_padded_conv2d_is_right(after: str) -> None:
+def test_configurations_of_a_padded_conv2d_are_right(after: str) -> None:
     """A width that no tile divides and padding computed in each of its three ways."""
     sketch = Sketch()
     data, values = start(sketch, (1, 16, 6, 13), "")
     result = sketch.conv2d(data, values, 32, (3, 3), padding=(1, 1, 1, 1))
     case = sketch.finish(*epilogue(sketch, result, after))
     offered = Conv2dFamily().configs(case.group, HARDWARE)
-    case.check(Conv2dFamily(), offered if after == "outputs" else offered[::4])
+    case.check(Conv2dFamily(), offered[::2] if after == "outputs" else offered[::4])
 
 
-def test_every_configuration_of_the_first_layer_is_right() -> None:
+def test_configurations_of_the_first_layer_are_right() -> None:
     """Data in NCHW with three channels, stride 2."""
     sketch = Sketch()
     data, values = start(sketch, (2, 3, 15, 17), "", plain=True)
     result = sketch.conv2d(data, values, 16, (3, 3), strides=(2, 2), padding=(1, 1, 1, 1))
-    sketch.finish(*epilogue(sketch, result, "relu")).check(Conv2dFamily())
+    case = sketch.finish(*epilogue(sketch, result, "relu"))
+    case.check(Conv2dFamily(), Conv2dFamily().configs(case.group, HARDWARE)[::2])
 
 
 def test_grouped_conv2d_keeps_to_its_groups() -> None:
@@ -226,17 +227,19 @@ def test_pool_is_right_on_any_shape(
     h=st.sampled_from([4, 7, 9, 12]), w=st.sampled_from([4, 8, 13, 14]), kernel=st.sampled_from([1, 3]),
     window=st.sampled_from([2, 3]), stride=st.sampled_from([1, 2]), kind=st.sampled_from(["max", "avg"]),
     prologue=st.sampled_from(["", "relu"]), between=st.sampled_from(["none", "relu", "mish", "residual"]),
-    after=st.sampled_from(["", "add", "unblock"]), pick=st.integers(0, 11),
+    after=st.sampled_from(["", "add", "unblock"]), edge=st.booleans(), pick=st.integers(0, 11),
 )  # fmt: skip
 def test_convolution_and_pool_in_one_kernel_are_right(
     n: int, ic: int, oc: int, h: int, w: int, kernel: int, window: int, stride: int, kind: str, prologue: str,
-    between: str, after: str, pick: int,
+    between: str, after: str, edge: bool, pick: int,
 ) -> None:  # fmt: skip
     """Rows in a buffer, windows that overlap, rows that none needs, work before, between and after."""
     sketch = Sketch(pick)
     data, values = start(sketch, (n, ic, h, w), prologue, plain=ic == 3)
     result = sketch.conv2d(data, values, oc, (kernel, kernel), padding=(kernel // 2,) * 4)
-    result = sketch.pool(epilogue(sketch, result, between)[0], kind, (window, window), strides=(stride, stride))
+    rows = epilogue(sketch, result, between)[0]
+    padding = (window // 2,) * 4 if edge else (0,) * 4
+    result = sketch.pool(rows, kind, (window, window), strides=(stride, stride), padding=padding)
     if after == "add":
         result = sketch.relu(sketch.add(result, sketch.source(result.answer.shape)))
     if after == "unblock":
@@ -245,11 +248,11 @@ def test_convolution_and_pool_in_one_kernel_are_right(
 
 
 def test_convolution_and_pool_refuse_what_needs_the_rows_elsewhere() -> None:
-    """The convolution's result may not leave the kernel, and the pooling may not pad."""
+    """The convolution's result may not leave the kernel, the windows leave nothing out and stay inside."""
     sketch = Sketch()
     data, values = start(sketch, (1, 8, 6, 6), "")
     rows = sketch.relu(sketch.conv2d(data, values, 8, (1, 1)))
-    padded = sketch.pool(rows, "max", (3, 3), padding=(1, 1, 1, 1))
+    padded = sketch.pool(rows, "max", (3, 3), strides=(2, 2), padding=(0, 0, 0, 0), ceil=True)
     whole = sketch.finish(padded).group
     refusal = ConvPoolFamily().match(whole, HARDWARE)
     assert refusal is not None and refusal.rule == "padding" and refusal.where == (2,)

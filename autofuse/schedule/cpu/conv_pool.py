@@ -1,7 +1,7 @@
 """Schedule family of a blocked convolution and the pooling that follows it, in one kernel.
 
 A task computes the convolution's rows that its pooling rows need into a small buffer, then pools them: the
-convolution's result never reaches memory. Padding of the pooling itself is not handled.
+convolution's result never reaches memory.
 """
 
 from __future__ import annotations
@@ -76,16 +76,18 @@ def _split(group: Group) -> _Pair | Refusal:
         return Refusal("output", "the convolution's rows stay in a buffer, they are not written out", tuple(before))
     if made.intersection(second.group.inputs) != {pool.inputs[0]}:
         return Refusal("output", "the convolution's rows are read by more than the pooling", tuple(before))
-    if second.padded or len(second.out.shape) != 5:
-        return Refusal("padding", f"{pool.name} pads its data or is not in channel blocks", (pool.index,))
+    if len(second.out.shape) != 5:
+        return Refusal("padding", f"{pool.name} is not in channel blocks", (pool.index,))
     pair = _Pair(first, second)
     strides = W.pair(pool.attrs, "strides", 1)
+    padding = W.pair(pool.attrs, "padding", 0)
+    padding = padding if len(padding) == 4 else padding * 2
     for axis in range(2):
         if strides[axis] > pair.taps[axis]:
             return Refusal("stride", f"{pool.name} leaves out rows or columns between its windows", (pool.index,))
         reach = (second.out.shape[2 + axis] - 1) * strides[axis] + pair.taps[axis]
-        if reach > second.data.shape[2 + axis]:
-            return Refusal("padding", f"{pool.name} reads beyond its data (ceil mode)", (pool.index,))
+        if reach > second.data.shape[2 + axis] + padding[axis] + padding[2 + axis]:
+            return Refusal("padding", f"{pool.name} reads beyond its padded data (ceil mode)", (pool.index,))
     if any(d != 1 for d in W.pair(pool.attrs, "dilation", 1)):
         return Refusal("dilation", f"{pool.name} is dilated", (pool.index,))
     return pair
@@ -99,7 +101,7 @@ class ConvPoolFamily(ScheduleFamily):
     configuration: ClassVar[type[Configuration]] = ConvPoolConfiguration
 
     def match(self, group: Group, hardware: Hardware) -> Refusal | None:
-        """One blocked convolution, then one pooling without padding, elementwise operators around both."""
+        """One blocked convolution, then one pooling, elementwise operators around both."""
         found = _split(group)
         if isinstance(found, Refusal):
             return found
@@ -120,7 +122,10 @@ class ConvPoolFamily(ScheduleFamily):
             for nb, mt in tiles:
                 channel_tiles = e.oc // nb
                 if by_rows:
-                    choices = {(channel_tiles, W.divisor_near(rows, max(1.0, rows / wanted))), (channel_tiles, 1)}
+                    some = W.divisor_near(rows, max(1.0, rows / wanted))
+                    # Windows that overlap make every task compute rows of its neighbour: fewer tasks, not more.
+                    other = 1 if pair.rows(2) == 2 * pair.rows(1) else W.divisor_near(rows, 2.0 * some)
+                    choices = {(channel_tiles, some), (channel_tiles, other)}
                     pad = 1
                 else:
                     choices = {(W.divisor_near(channel_tiles, max(1.0, channel_tiles / wanted)), rows)}
@@ -181,8 +186,11 @@ def _apply(func: PrimFunc, c: ConvPoolConfiguration) -> PrimFunc:
     before = B.upstream(sch, pool)
     after = B.downstream(sch, pool)
     chain = [b for b in B.downstream(sch, anchor) if B.contains(sch, before, b)]
-    if not B.contains(sch, before, anchor) or B.with_role(sch, "pad")[1:]:
-        raise ScheduleError(f"conv2d_pool {c.text}: the pooling does not follow the convolution without padding")
+    if not B.contains(sch, before, anchor):
+        raise ScheduleError(f"conv2d_pool {c.text}: the pooling does not follow the convolution")
+    padding = [b for b in chain if B.role(sch, b) == "pad"]
+    chain = [b for b in chain if B.role(sch, b) != "pad"]
+    B.inline_all(sch, padding)
     data = sch.get(anchor).reads[0].source
     rest = [b for b in B.blocks(sch) if not B.contains(sch, (anchor, pool, *chain, *after), b)]
     stage = next((b for b in rest if B.written(sch, b).same_as(data)), None) if c.pad else None
@@ -211,7 +219,7 @@ def _apply(func: PrimFunc, c: ConvPoolConfiguration) -> PrimFunc:
         raise ScheduleError(f"conv2d_pool {c.text}: the tiles do not divide the result")
     co_task, co_tile, co_in = sch.split(co, [None, c.cob, c.nb])
     h_task, h_in = sch.split(h, [None, c.hb])
-    uneven = B.extent(sch, x) % _POOL_COLUMNS != 0
+    uneven = bool(padding) or B.extent(sch, x) % _POOL_COLUMNS != 0
     x_tile, x_in = sch.split(x, [None, _POOL_COLUMNS])
     sch.reorder(n, co_task, h_task, co_tile, h_in, co_in, x_tile, kh, kw, x_in, lane)
     if uneven:
@@ -227,6 +235,8 @@ def _apply(func: PrimFunc, c: ConvPoolConfiguration) -> PrimFunc:
     ragged = B.extent(sch, column) % c.mt != 0
     column_tile, column = sch.split(column, [None, c.mt])
     sch.reorder(one, y, column_tile, channel, column, vector)
+    if padding:
+        sch.annotate(y, "pragma_loop_partition_hint", 1)
     if ragged:
         sch.annotate(column_tile, "pragma_loop_partition_hint", 1)
     for block in reversed(inner):
