@@ -1,0 +1,37 @@
+"""Random small networks through the whole compiler, against ONNX Runtime."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+os.environ.setdefault("TVM_NUM_THREADS", "2")
+os.environ.setdefault("TVM_BIND_THREADS", "0")
+
+import numpy as np
+import pytest
+from frontend_graphs import random_inputs, run_onnxruntime
+from hypothesis import HealthCheck, Phase, given, settings
+from random_networks import small_networks
+
+import autofuse
+from autofuse.frontend import prepare
+
+
+@pytest.mark.parametrize("strategy", ["dp", "greedy"])
+def test_random_networks_compute_what_onnx_runtime_does(strategy: str) -> None:
+    # No shrinking: every example is compiled with full optimisation, and a failing one is small as it is.
+    @settings(max_examples=4, deadline=None, derandomize=True, phases=[Phase.generate],
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(small_networks())
+    def check(source: Any) -> None:
+        prepared = prepare(source)
+        arrays = random_inputs(prepared)
+        compiled = autofuse.compile(source, strategy=strategy, threads=2)
+        assert all(k["family"] not in ("", "plain") for k in compiled.description["kernel_list"])
+        (mine,) = compiled(*arrays)
+        (other,) = run_onnxruntime(source, prepared, arrays)
+        assert mine.shape == other.shape
+        np.testing.assert_allclose(mine, other, rtol=0, atol=1e-4 * max(1.0, float(np.abs(other).max())))
+
+    check()
