@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import tvm
 import tvm_ffi
 from tvm import sym, tirx
 from tvm.ir import Call
-from tvm.ir.expr import TensorLoad
+from tvm.ir.expr import Expr, TensorLoad
 from tvm.s_tir.stmt import SBlock, SBlockRealize
 
 from autofuse.schedule import ScheduleError
@@ -32,12 +33,40 @@ _ARITHMETIC = (
 )  # fmt: skip
 # Arithmetic nodes that a repeated value may have and still be inlined into each of its readers.
 CHEAP = 4
+# Functions of functions in one expression: each is lowered to arithmetic that reads its argument many times.
+_DEEPEST = 3
 _DEAR = 100
 
 
 def index(value: int) -> Any:
     """An integer constant of the loops' type."""
     return tirx.const(value, "int64")
+
+
+def ravel(at: Sequence[Any], shape: Sequence[int]) -> Any:
+    """The linear index of indices in row-major order."""
+    total = index(0)
+    for i, extent in zip(at, shape, strict=True):
+        total = total * index(extent) + i
+    return total
+
+
+def unravel(linear: Any, shape: Sequence[int]) -> list[Any]:
+    """The indices of a linear index in row-major order."""
+    found: list[Any] = []
+    rest = linear
+    left = prod(shape)
+    for extent in reversed(shape):
+        left //= extent
+        if extent == 1:
+            found.append(index(0))
+        elif left == 1:
+            found.append(rest)
+            rest = index(0)
+        else:
+            found.append(tirx.floormod(rest, index(extent)))
+            rest = tirx.floordiv(rest, index(extent))
+    return found[::-1]
 
 
 def combine(how: str, left: Any, right: Any) -> Any:
@@ -89,11 +118,39 @@ class Stage:
         return tuple(found)
 
     @cached_property
+    def nesting(self) -> int:
+        """How deep calls of functions stand inside each other in its own value."""
+        return _nesting(self.value)
+
+    @cached_property
     def cost(self) -> int:
         """Arithmetic nodes of its own value; a function call or a division counts as many."""
         # Arithmetic on indices is nearly free: it is counted with the rest, then taken off again.
         inside = sum(_count(i, 1) for load in self.loads for i in load.indices)
         return max(_count(self.value, _DEAR) - inside, 0)
+
+
+def _divides(expr: Any) -> bool:
+    """Whether an index expression holds a division or a remainder."""
+    found = False
+
+    def visit(_: Any) -> None:
+        nonlocal found
+        found = True
+
+    tvm_ffi.structural_walk(expr, ((tirx.FloorDiv, tirx.FloorMod), visit))
+    return found
+
+
+def _nesting(node: Any) -> int:
+    """How deep calls of functions stand inside each other: 2 for exp(1 + exp(x))."""
+    names = ("a", "b", "value", "condition", "true_value", "false_value", "body")
+    below = [getattr(node, name) for name in names if hasattr(node, name)]
+    call = isinstance(node, Call)
+    if call:
+        below.extend(node.args)
+    deepest = max((_nesting(part) for part in below if isinstance(part, Expr)), default=0)
+    return deepest + int(call and str(getattr(node.op, "name", "")) != "tirx.if_then_else")
 
 
 def _count(expr: Any, dear: int) -> int:
@@ -155,20 +212,24 @@ class Program:
         return found
 
     def kept(self, stages: Sequence[Stage]) -> list[Stage]:
-        """Those of `stages` whose values have to be kept: results, reductions, and what is dear and read repeatedly.
+        """Those of `stages` whose values have to be kept: results, reductions, what is dear and read repeatedly, and
+        what would nest functions too deep.
 
         The rest is computed where it is read.
         """
         kept = []
         weight: dict[Any, int] = {}
+        depth: dict[Any, int] = {}
         for stage in stages:
             total = stage.cost + sum(weight.get(load.source, 0) for load in stage.loads)
+            deep = stage.nesting + max((depth.get(load.source, 0) for load in stage.loads), default=0)
             readers = self.readers.get(stage.buffer, ())
+            too_deep = deep > 0 and any(deep + reader.nesting > _DEEPEST for reader in readers)
             repeated = len(readers) > 1 or any(r.elements * r.reads > stage.elements for r in readers)
-            if stage.output or stage.how or (repeated and total > CHEAP):
+            if stage.output or stage.how or too_deep or (repeated and total > CHEAP):
                 kept.append(stage)
             else:
-                weight[stage.buffer] = total
+                weight[stage.buffer], depth[stage.buffer] = total, deep
         return kept
 
     def simplify(self, expr: Any) -> Any:
@@ -203,17 +264,32 @@ class Program:
 
         return tvm_ffi.structural_map(expr, [(tirx.Var, variable), (TensorLoad, load)])
 
+    def address(self, buffer: Any, at: Indices) -> list[Any]:
+        """Indices of an element of a parameter, simplified.
+
+        An index that was split over several axes gives the same element by its offset along the last one, which is
+        seen to be contiguous where the parts are not.
+        """
+        plain = [self.simplify(i) for i in at]
+        if len(plain) > 1 and any(_divides(i) for i in plain) and any(buffer.same_as(p) for p in self.params):
+            offset = self.simplify(ravel(at, [int(e) for e in buffer.shape]))
+            if not _divides(offset):
+                return [index(0)] * (len(plain) - 1) + [offset]
+        return plain
+
     def load(self, buffer: Any, at: Indices, homes: Mapping[Any, Home]) -> Any:
         """An element of a buffer: from its home, from memory if it is an operand, else computed here."""
-        at = [self.simplify(i) for i in at]
         home = homes.get(buffer)
         if home is not None:
+            # Parts of an index that were split off are put together again most easily before they are simplified.
             found = home(at)
+            if found is None:
+                found = home([self.simplify(i) for i in at])
             if found is not None:
                 return found
         stage = self.by_buffer.get(buffer)
         if stage is None:
-            return tirx.BufferLoad(buffer, at)
+            return tirx.BufferLoad(buffer, self.address(buffer, at))
         if stage.how:
             raise ScheduleError(f"stage {stage.name} reduces: it cannot be computed where it is read")
         return self.value(stage, at, [], homes)

@@ -60,9 +60,7 @@ class MatmulFamily(ScheduleFamily):
         """Register tiles that fit, each with the task shapes that suit the operands."""
         p = self._product(group, hardware)
         found: dict[MatmulConfiguration, None] = {}
-        per_tile = [
-            list(_tasks(p, mt, jt, hardware)) for mt, jt in _tiles(p.rows, p.columns, hardware, p.along_rows)[:3]
-        ]
+        per_tile = [list(_tasks(p, mt, jt, hardware)) for mt, jt in _tiles(p.rows, p.columns, p.depth, hardware)[:3]]
         for rank in range(max(len(tasks) for tasks in per_tile)):
             for tasks in per_tile:
                 if rank < len(tasks):
@@ -95,7 +93,7 @@ def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def _tiles(rows: int, columns: int, hardware: Hardware, along_rows: bool) -> list[tuple[int, int]]:
+def _tiles(rows: int, columns: int, depth: int, hardware: Hardware) -> list[tuple[int, int]]:
     """Register tiles (mt, jt), best first: accumulators, 2·jt weights and one broadcast must fit the registers."""
     registers = hardware.vector_registers
     most = registers - registers // 4
@@ -105,24 +103,22 @@ def _tiles(rows: int, columns: int, hardware: Hardware, along_rows: bool) -> lis
     for jt in range(1, min(6, blocks) + 1):
         for mt in range(1, min(rows, 12) + 1):
             tile = mt * 2 * jt
-            if tile > most or tile + 2 * jt + 1 > registers + 1:
+            # With one row every weight is used once, straight from memory.
+            weights = 2 * jt if mt > 1 else 0
+            if tile > most or tile + weights + 1 > registers:
                 continue
+
+            def cost(m: int, j: int) -> float:
+                # Weights that do not stay in L1 from one tile of rows to the next come from L2, one vector a cycle.
+                far = 4 * depth * j * 2 * hardware.lanes > hardware.l1_bytes // 2
+                return max(m * j, (2 * j + m) / 2.5, chains / 2.0, 2.0 * j if far else 0.0) if m and j else 0.0
+
             full, rest = divmod(rows, mt)
-            time = full * _tile_time(mt, jt, chains) + (_tile_time(rest, jt, chains) if rest else 0.0)
             across, left = divmod(blocks, jt)
-            if left:
-                ragged = full * _tile_time(mt, left, chains) + (_tile_time(rest, left, chains) if rest else 0.0)
-                time = (time * across + ragged) / blocks
-            else:
-                time = time / jt
-            scored.append((round(time / rows, 3), rest != 0, jt if rows > 1 else -jt, -mt, (mt, jt)))
+            time = across * (full * cost(mt, jt) + cost(rest, jt)) + full * cost(mt, left) + cost(rest, left)
+            scored.append((round(time / rows / blocks, 3), rest != 0, jt if rows > 1 else -jt, -mt, (mt, jt)))
     scored.sort()
     return [item[-1] for item in scored]
-
-
-def _tile_time(mt: int, jt: int, chains: int) -> float:
-    """Cycles of one step over the depth: two multiply-adds and two and a half loads a cycle, or their latency."""
-    return max(mt * jt, (2 * jt + mt) / 2.5, chains / 2.0)
 
 
 def _tasks(p: Product, mt: int, jt: int, hardware: Hardware) -> list[MatmulConfiguration]:

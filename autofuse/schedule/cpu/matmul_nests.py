@@ -17,8 +17,7 @@ from autofuse.schedule import ScheduleError
 from autofuse.schedule.cpu.loops import Cut, Nest, Piece, allocate, pieces, sequence, store
 from autofuse.schedule.cpu.product import Product
 from autofuse.schedule.cpu.row_nests import RowNests, Strip, whole_stages
-from autofuse.schedule.cpu.rowspace import ravel, unravel
-from autofuse.schedule.stages import Home, Program, Stage, finish, index, lift
+from autofuse.schedule.stages import Home, Program, Stage, finish, index, lift, ravel, unravel
 
 if TYPE_CHECKING:
     from autofuse.schedule.cpu.matmul import MatmulConfiguration
@@ -302,9 +301,9 @@ class MatmulNests:
             source = follower.source(at)
             row, now = ravel(source[:-1], shape[:-1]), ravel(here[:-1], shape[:-1])
             if not self.program.same(source[-1], here[-1]) or not self.program.same(row, now):
-                raise ScheduleError(f"stage {stage.name} is read at another element of the product")
+                return None
             if buffer is None:
-                return tirx.BufferLoad(stage.buffer, list(at))
+                return tirx.BufferLoad(stage.buffer, [self.program.simplify(i) for i in at])
             return buffer[tuple(inside)]
 
         return read
@@ -357,10 +356,10 @@ class MatmulNests:
     def _row_home(self, row: Any, i: Any, result: Any) -> Home:
         def read(at: Sequence[Any]) -> Any | None:
             if not self.program.same(ravel(at[:-1], self.anchor.shape[:-1]), row):
-                raise ScheduleError("a row of the product is read from another row")
+                return None
             if result is None:
-                return tirx.BufferLoad(self.anchor.buffer, list(at))
-            return result[i, at[-1]]
+                return tirx.BufferLoad(self.anchor.buffer, [self.program.simplify(x) for x in at])
+            return result[i, self.program.simplify(at[-1])]
 
         return read
 

@@ -131,14 +131,14 @@ def _apply(func: PrimFunc, config: PlainConfiguration, lanes: int) -> PrimFunc:
             buffer = nest.buffer(stage.name, stage.shape, str(stage.buffer.dtype))
             parts.append(allocate(buffer))
         parts.append(_nest(nest, stage, buffer, config, lanes, dict(homes)))
-        homes[stage.buffer] = reader(buffer)
+        homes[stage.buffer] = reader(program, buffer)
     return finish(program, nest.resolve(sequence(parts)))
 
 
 def _nest(nest: Nest, stage: Stage, buffer: Any, config: PlainConfiguration, lanes: int, homes: dict[Any, Home]) -> Any:
     """One stage: outer axes in parallel, inner ones in vectors."""
     from autofuse.schedule.cpu.loops import store
-    from autofuse.schedule.cpu.rowspace import unravel
+    from autofuse.schedule.stages import unravel
 
     program = nest.program
     cut = inner_axes(stage.shape, lanes)

@@ -14,8 +14,8 @@ from tvm import tirx
 
 from autofuse.schedule import ScheduleError
 from autofuse.schedule.cpu.loops import Nest, allocate, pieces, sequence, store
-from autofuse.schedule.cpu.rowspace import Space, unravel
-from autofuse.schedule.stages import Home, Program, Stage, combine, index
+from autofuse.schedule.cpu.rowspace import Space
+from autofuse.schedule.stages import Home, Program, Stage, combine, index, ravel, unravel
 
 # Elements of a row buffer up to which it may live in registers.
 _FEW = 64
@@ -51,6 +51,9 @@ class RowNests:
         # Stages whose values are kept for a whole block of rows, and the position in it of the row being built.
         self.blocked: set[Any] = set()
         self.position: Any = index(0)
+        # Placeholders for indices that are split over several axes, and for lanes their offset in the strip.
+        self.offsets: dict[Any, Any] = {}
+        self.split_lanes = any(space.split_lanes for space in self.spaces.values())
 
     # -- where values are kept ---------------------------------------------------------------------------------
 
@@ -122,11 +125,14 @@ class RowNests:
 
         def read(at: Sequence[Any]) -> Any | None:
             row, element, lane = space.place(at)
-            offset = self.program.simplify(lane - strip.lane0)
+            lane = self.program.simplify(lane)
+            offset = self.offsets.get(lane) if isinstance(lane, tirx.Var) else None
+            if offset is None:
+                offset = self.program.simplify(lane - strip.lane0)
             if not self.program.same(row, strip.row) or not self._inside(offset):
                 return None
             if stage.output:
-                return tirx.BufferLoad(stage.buffer, list(at))
+                return tirx.BufferLoad(stage.buffer, self.program.address(stage.buffer, at))
             if stage.buffer in self.blocked:
                 return self.buffers[stage.buffer][self.position]
             return self.buffers[stage.buffer][self.program.simplify(element * index(self.width) + offset)]
@@ -137,11 +143,24 @@ class RowNests:
         bound = self.program.analyzer.const_int_bound(offset)
         return int(bound.min_value) >= 0 and int(bound.max_value) < self.width
 
+    def indices(self, stage: Stage, strip: Strip, element: Any, lane: Any) -> list[Any]:
+        """Indices of a stage's element."""
+        whole = strip.lane0 + lane
+        if self.split_lanes:
+            whole = self.nest.alias("whole", whole, self.lanes)
+            self.offsets[whole] = lane
+        return self.spaces[stage.buffer].indices(strip.row, element, whole)
+
+    def single(self, at: Any, shape: Sequence[int], extent: int) -> Any:
+        """An index that is to be split over axes of `shape`, as one placeholder where whole vectors would not fit."""
+        inner = next((e for e in reversed(shape) if e > 1), 1)
+        return at if inner % self.vector == 0 or inner == extent else self.nest.alias("element", at, extent)
+
     def write(self, stage: Stage, strip: Strip, element: Any, lane: Any, value: Any) -> Any:
         """Keep one value: at its place in the result, or in the row's buffer."""
         if stage.output:
-            at = self.spaces[stage.buffer].indices(strip.row, element, strip.lane0 + lane)
-            return store(stage.buffer, value, [self.program.simplify(i) for i in at])
+            at = self.indices(stage, strip, element, lane)
+            return store(stage.buffer, value, self.program.address(stage.buffer, at))
         if stage.buffer in self.blocked:
             return store(self.buffers[stage.buffer], value, [self.position])
         return store(self.buffers[stage.buffer], value, [self.program.simplify(element * index(self.width) + lane)])
@@ -161,7 +180,9 @@ class RowNests:
         space = self.spaces[stage.buffer]
 
         def one(element: Any, lane: Any) -> Any:
-            at = space.indices(strip.row, element, strip.lane0 + lane)
+            if space.split_elements:
+                element = self.single(element, space.shape, space.elements)
+            at = self.indices(stage, strip, element, lane)
             return self.write(stage, strip, element, lane, self.program.value(stage, at, [], homes))
 
         if self.lanes > 1:
@@ -177,8 +198,9 @@ class RowNests:
         return self.nest.loop("e", space.elements, lambda e: one(stage, strip, e, homes))
 
     def _term(self, stage: Stage, strip: Strip, element: Any, lane: Any, at: Any, homes: Mapping[Any, Home]) -> Any:
-        where = self.spaces[stage.buffer].indices(strip.row, element, strip.lane0 + lane)
-        return self.program.value(stage, where, unravel(at, stage.reduced), homes)
+        where = self.indices(stage, strip, element, lane)
+        over = unravel(self.single(at, stage.reduced, stage.reads), stage.reduced)
+        return self.program.value(stage, where, over, homes)
 
     def _by_lanes(self, stage: Stage, strip: Strip, element: Any, homes: Mapping[Any, Home]) -> Any:
         """Every lane has its own result: vectors of lanes, several sums in turn where there are few of them."""
@@ -282,18 +304,22 @@ def whole_stages(nest: Nest, stages: Sequence[Stage], lanes: int) -> tuple[list[
     for stage in stages:
         buffer = stage.buffer
         if not stage.output:
-            buffer = nest.buffer(stage.name, stage.shape, str(stage.buffer.dtype))
+            buffer = nest.buffer(stage.name, (stage.elements,), str(stage.buffer.dtype))
             parts.append(allocate(buffer))
 
         def one(i: Any, stage: Stage = stage, buffer: Any = buffer) -> Any:
+            i = nest.alias("element", i, stage.elements)
             at = unravel(i, stage.shape)
-            return store(buffer, program.value(stage, at, [], dict(homes)), [program.simplify(x) for x in at])
+            place = program.address(buffer, at) if stage.output else [i]
+            return store(buffer, program.value(stage, at, [], dict(homes)), place)
 
         parts.append(nest.lanes_over(stage.elements, lanes, one))
-        homes[stage.buffer] = reader(buffer)
+        homes[stage.buffer] = reader(program, buffer, None if stage.output else stage.shape)
     return parts, homes
 
 
-def reader(buffer: Any) -> Home:
-    """The home of a buffer that is kept as a whole."""
-    return lambda at: tirx.BufferLoad(buffer, list(at))
+def reader(program: Program, buffer: Any, shape: Sequence[int] | None = None) -> Home:
+    """The home of a stage that is kept as a whole; `shape` where its buffer is flat."""
+    if shape is not None:
+        return lambda at: tirx.BufferLoad(buffer, [program.simplify(ravel(at, shape))])
+    return lambda at: tirx.BufferLoad(buffer, program.address(buffer, at))

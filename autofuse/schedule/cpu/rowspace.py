@@ -44,8 +44,9 @@ def reduced_axes(op: Operator, graph: Graph) -> tuple[int, ...] | None:
 
 
 def reduced_operand(op: Operator) -> int | None:
-    """The tensor that a reduction reads many elements of for one result."""
-    return next((a.tensor for a in op.accesses if a.mapping is MappingType.MANY_TO_ONE), None)
+    """The tensor that a reduction reads many elements of for one result; the first if it reduces single elements."""
+    many = next((a.tensor for a in op.accesses if a.mapping is MappingType.MANY_TO_ONE), None)
+    return op.inputs[0] if many is None and op.reduction and op.inputs else many
 
 
 def rows_of(op: Operator, graph: Graph) -> Rows | Refusal:
@@ -71,7 +72,7 @@ def view(group: Group) -> Rows | Refusal:
     for op in group.operators:
         if op.mapping in INJECTIVE and not op.reduction:
             continue
-        if op.mapping is not MappingType.MANY_TO_ONE:
+        if op.mapping is not MappingType.MANY_TO_ONE and op.mapping not in INJECTIVE:
             return Refusal("anchor", f"{op.name} ({op.kind}) is no reduction of rows", (op.index,))
         rows = rows_of(op, graph)
         if isinstance(rows, Refusal):
@@ -177,9 +178,15 @@ class Space:
         self.shape, self.lanes = tuple(shape), lanes
         self.elements = total // (rows * lanes)
         self._cut = boundaries(shape, rows, lanes)
+        # Whether lanes (or elements) run over several axes: their index is then split, and put together again.
+        a, b = self._cut or (0, len(self.shape))
+        self.split_lanes = lanes > 1 and (self._cut is None or sum(e > 1 for e in self.shape[b:]) > 1)
+        self.split_elements = self._cut is None or sum(e > 1 for e in self.shape[a:b]) > 1
 
     def indices(self, row: Any, element: Any, lane: Any) -> list[Any]:
         """The indices of an element."""
+        from autofuse.schedule.stages import unravel
+
         if self._cut is None:
             return unravel((row * self.elements + element) * self.lanes + lane, self.shape)
         a, b = self._cut
@@ -191,47 +198,15 @@ class Space:
         """(row, element, lane) of indices."""
         from tvm import tirx
 
+        from autofuse.schedule.stages import index, ravel
+
         if self._cut is not None:
             a, b = self._cut
             return ravel(at[:a], self.shape[:a]), ravel(at[a:b], self.shape[a:b]), ravel(at[b:], self.shape[b:])
         linear = ravel(at, self.shape)
         inner = self.elements * self.lanes
-        rest = tirx.floormod(linear, _index(inner))
+        rest = tirx.floormod(linear, index(inner))
         return (
-            tirx.floordiv(linear, _index(inner)), tirx.floordiv(rest, _index(self.lanes)),
-            tirx.floormod(rest, _index(self.lanes)),
+            tirx.floordiv(linear, index(inner)), tirx.floordiv(rest, index(self.lanes)),
+            tirx.floormod(rest, index(self.lanes)),
         )  # fmt: skip
-
-
-def _index(value: int) -> Any:
-    from autofuse.schedule.stages import index
-
-    return index(value)
-
-
-def ravel(at: Sequence[Any], shape: Sequence[int]) -> Any:
-    """The linear index of indices in row-major order."""
-    total = _index(0)
-    for i, extent in zip(at, shape, strict=True):
-        total = total * _index(extent) + i
-    return total
-
-
-def unravel(linear: Any, shape: Sequence[int]) -> list[Any]:
-    """The indices of a linear index in row-major order."""
-    from tvm import tirx
-
-    found: list[Any] = []
-    rest = linear
-    left = prod(shape)
-    for extent in reversed(shape):
-        left //= extent
-        if extent == 1:
-            found.append(_index(0))
-        elif left == 1:
-            found.append(rest)
-            rest = _index(0)
-        else:
-            found.append(tirx.floormod(rest, _index(extent)))
-            rest = tirx.floordiv(rest, _index(extent))
-    return found[::-1]

@@ -1,0 +1,127 @@
+"""Groups of real lowered operators for tests of schedule families: a Relax expression, its group and numpy's answer.
+
+`LoweredGroup` prepares and lowers a small program, takes all its operators as one group, and runs any configuration of
+a family against the expected arrays.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+os.environ.setdefault("TVM_NUM_THREADS", "2")
+os.environ.setdefault("TVM_BIND_THREADS", "0")
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from autofuse.codegen.fuse import GroupFuser
+from autofuse.codegen.intrinsics import register_intrinsics
+from autofuse.frontend import prepare
+from autofuse.graph.build import build_graph
+from autofuse.graph.model import Group
+from autofuse.graph.reasons import Refusal
+from autofuse.lower import lower
+from autofuse.schedule.family import Configuration, ScheduleFamily
+from autofuse.schedule.registry import families
+from autofuse.target import Hardware
+
+HARDWARE = Hardware()
+
+
+@lru_cache
+def target() -> Any:
+    """This machine's CPU."""
+    cpu = tvm.get_global_func("target.llvm_get_system_cpu")()
+    return tvm.target.Target({"kind": "llvm", "mcpu": str(cpu)})
+
+
+class LoweredGroup:
+    """`build(emit, *inputs)` gives the program's result or a list of results; `emit` binds an intermediate."""
+
+    def __init__(self, build: Callable[..., Any], shapes: Sequence[Sequence[int]], seed: int = 0) -> None:
+        register_intrinsics()
+        builder = relax.BlockBuilder()
+        params = [relax.Var(f"x{i}", relax.TensorType(list(s), "float32")) for i, s in enumerate(shapes)]
+        with builder.function("main", params):
+            with builder.dataflow():
+                result = build(builder.emit, *params)
+                if isinstance(result, list):
+                    result = relax.Tuple([builder.emit(r) if isinstance(r, relax.Call) else r for r in result])
+                output = builder.emit_output(result)
+            builder.emit_func_output(output)
+        lowered = lower(prepare(builder.get()), HARDWARE.lanes)
+        built = build_graph(lowered.module, "case")
+        bound = {b.var: b.value for b in lowered.module["main"].body.blocks[0].bindings}
+        self.graph, self.values = built.graph, built.values
+        self.fuser = GroupFuser(lowered.module, {i: bound[v] for i, v in enumerate(built.variables)})
+        self.group = Group.of(self.graph, range(len(self.graph.operators)))
+        random = np.random.default_rng(seed)
+        self.arrays = [(random.random(tuple(s)) * 2 - 1).astype("float32") for s in shapes]
+
+    def refusal(self, family: ScheduleFamily) -> Refusal | None:
+        """Why the family refuses the group, None if it does not."""
+        return family.match(self.group, HARDWARE)
+
+    def family(self) -> str:
+        """The name of the first family that takes the whole group, "" if none does."""
+        return next((f.name for f in families() if f.match(self.group, HARDWARE) is None), "")
+
+    def run(self, func: Any) -> list[np.ndarray]:
+        """What a scheduled function computes, in the order of the program's results."""
+        device = tvm.cpu()
+        built = tvm.compile(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), target())
+        given = []
+        for t in self.group.inputs:
+            if t in self.graph.inputs:
+                array = self.arrays[list(self.graph.inputs).index(t)]
+            else:
+                array = self.values[t].value.numpy()
+            given.append(tvm.runtime.tensor(array, device))
+        tensors = [self.graph.tensors[t] for t in self.group.outputs]
+        empty = {t.index: tvm.runtime.tensor(np.full(t.shape, np.nan, t.dtype), device) for t in tensors}
+        built["main"](*given, *empty.values())
+        return [empty[t].numpy() for t in self.graph.outputs]
+
+    def unscheduled(self) -> list[np.ndarray]:
+        """What the fused function computes as TVM made it."""
+        return self.run(self.fuser.fuse(self.group))
+
+    def check(
+        self,
+        family: ScheduleFamily,
+        expected: Any,
+        configs: Sequence[Configuration] | None = None,
+        tolerance: float = 2e-5,
+    ) -> list[Configuration]:
+        """Assert that the family takes the group and that configurations (by default all) are right; those offered."""
+        refusal = self.refusal(family)
+        assert refusal is None, str(refusal)
+        offered = list(family.configs(self.group, HARDWARE))
+        assert offered and len(set(offered)) == len(offered) <= 12
+        arrays = expected if isinstance(expected, list) else [expected]
+        for config in offered if configs is None else configs:
+            assert type(config).parse(config.text) == config
+            shape = family.shape(self.group, config, HARDWARE)
+            assert shape.tasks >= 1 and shape.recompute >= 1 and 0 < shape.vector_fill <= 1 and shape.memory_bytes > 0
+            found = self.run(family.apply(self.fuser.fuse(self.group), self.group, config, HARDWARE))
+            for have, want in zip(found, arrays, strict=True):
+                assert np.isfinite(have).all(), f"{family.name} {config.text}: results are missing"
+                error = float(np.abs(have - want).max()) / max(1e-6, float(np.abs(want).max()))
+                assert error < tolerance, f"{family.name} {config.text}: error {error:.2e}"
+        return offered
+
+
+def softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
+    """exp(x) over its sum along an axis."""
+    e = np.exp(x - x.max(axis, keepdims=True))
+    return e / e.sum(axis, keepdims=True)
+
+
+def layer_norm(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, axes: tuple[int, ...] = (-1,)) -> np.ndarray:
+    """(x - mean) / deviation · gamma + beta along the last axes."""
+    mean, variance = x.mean(axes, keepdims=True), x.var(axes, keepdims=True)
+    return (x - mean) / np.sqrt(variance + 1e-5) * gamma + beta
