@@ -6,6 +6,7 @@ Not all convex sets are looked at, there are too many; these are:
   these, any other from its first operator, so that hardly a set is met twice;
 - runs of cheap operators, one after another, are taken as wholes and at doubling lengths, so that a chain of n
   operators gives n log(n) groups;
+- many neighbours of one operator are taken all at once, and in doubling numbers;
 - operators that share an input, two, four, eight ... at a time;
 - the sets of a given partition;
 - each of these with cheap producers computed again inside.
@@ -30,6 +31,8 @@ from autofuse.target import Hardware
 # Growing steps through sets that no family takes, and operators that these may add together.
 _MISSES = 2
 _MISSED_OPERATORS = 6
+# Neighbours on one side from which on they are taken in bundles.
+_WIDE = 6
 # Sets looked at around an operator on average, in the whole graph besides, and at least where others took more: dense
 # graphs have more convex sets than can be looked at.
 _USUAL_BUDGET = 48
@@ -190,14 +193,21 @@ class GroupEnumerator:
             return
         ancestors, descendants = self.graph.ancestors, self.graph.descendants
         after = before = above = below = 0
+        wide = []
         for op in bits(mask):
-            if self._run_after[op] < 0 or op == seed:
+            if self._next[op].bit_count() > _WIDE:
+                wide.append(self._next[op])
+            elif self._run_after[op] < 0 or op == seed:
                 after |= self._next[op]
-            if self._run_before[op] < 0:
+            if self._previous[op].bit_count() > _WIDE:
+                wide.append(self._previous[op])
+            elif self._run_before[op] < 0:
                 before |= self._previous[op]
             above |= ancestors[op]
             below |= descendants[op]
         allowed = within | mask
+        for neighbours in wide:
+            yield from self._bundles(mask, neighbours, within)
         for steps, near in ((self._run_after, after), (self._run_before, before)):
             for x in bits(near & within & ~mask):
                 run = self._run_from(x, steps, within & ~mask, room)
@@ -212,6 +222,18 @@ class GroupEnumerator:
                     larger = mask | addition | between
                     if not larger & ~allowed and larger.bit_count() <= limit and not self._clashes(larger, mask):
                         yield larger
+
+    def _bundles(self, mask: int, neighbours: int, within: int) -> Iterator[int]:
+        """The set with many neighbours of an operator at once, the parts of a wide concat, say.
+
+        All that are left, and, where the set has at most one of them yet, doubling numbers of them.
+        """
+        close = list(bits(neighbours & within & ~mask))
+        lengths = _doubling(len(close), 0) if (neighbours & mask).bit_count() <= 1 else [len(close)]
+        for length in lengths:
+            larger = self._extended(mask, self._mask(close[:length])) if length else 0
+            if larger and not larger & ~(within | mask) and larger.bit_count() <= self.thresholds.max_group_size:
+                yield larger
 
     @staticmethod
     def _run_from(x: int, steps: Sequence[int], within: int, room: int) -> list[int]:

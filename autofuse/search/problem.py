@@ -90,7 +90,9 @@ class Thresholds:
     max_group_size: int = 64  # operators in one group
     groups_per_operator: int = 256  # sets looked at around one operator while groups are enumerated
     groups_per_state: int = 64  # groups tried from one state, cheapest per operator first
-    abort_factor: float = 2.0  # a partial plan is dropped when cost + lower bound exceeds this times the best known
+    # A partial plan is dropped when its cost + lower bound exceeds this times the best known. The bound holds, so that
+    # 1 loses nothing, and what is over 1 acts as 1.
+    abort_factor: float = 2.0
     prefilter_ratio: float = 4.0  # a group dearer than this times the sum of its members alone is dropped
     states_per_region: int = 20_000  # states of one region before the search turns greedy in it
     recompute_members: int = 2  # cheap producers that one group may recompute
