@@ -251,7 +251,7 @@ class GroupEnumerator:
             # first of the set's reductions and contractions; cheap operators on all sides
             within = self._cheap | (self._growable >> seed << seed)
         whole = budget = min(self.thresholds.groups_per_operator, max(_LEAST_BUDGET, self._pool))
-        budget -= self._straight(1 << seed, seed, within)
+        budget -= self._straight(1 << seed, seed, within, whole // 2)
         visited = {1 << seed}
         queue = deque([(1 << seed, 0, 1)])
         while queue and budget > 0:
@@ -271,7 +271,7 @@ class GroupEnumerator:
                     queue.append((extended, misses + 1, legal_size))
         self._pool += _USUAL_BUDGET - (whole - budget)
 
-    def _straight(self, mask: int, seed: int, within: int) -> int:
+    def _straight(self, mask: int, seed: int, within: int, most: int) -> int:
         """Grow by the first extension that leads on, until none does; gives the number of sets looked at.
 
         Breadth first search may run out of its budget before it meets the large sets.
@@ -282,11 +282,13 @@ class GroupEnumerator:
             first = 0
             for extended in self._extensions(mask, seed, within):
                 looked += 1
-                first = first or extended
-                if self._examine(extended):
+                legal = self._examine(extended)
+                if not first and extended not in self._hopeless:
+                    first = extended
+                if legal:
                     first, misses, legal_size = extended, 0, extended.bit_count()
                     break
-                if looked > self.thresholds.groups_per_operator // 2:
+                if looked >= most:
                     return looked
             else:
                 misses += 1
