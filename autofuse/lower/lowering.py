@@ -20,6 +20,9 @@ from tvm import relax
 from autofuse.lower import operators
 from autofuse.lower.values import PLAIN, Value, block_array, blocked
 
+# Bytes from which on a constant's copies matter.
+_LARGE = 1 << 20
+
 
 @dataclass(frozen=True)
 class LoweredModel:
@@ -52,8 +55,16 @@ def _is_constant(expr: Any) -> bool:
 
 
 def constant_of(array: NDArray[Any]) -> Any:
-    """A Relax constant; `relax.const` alone would make int32 of an int64 without axes."""
-    return relax.const(array, str(array.dtype))
+    """A Relax constant of any array, transposed views included.
+
+    Large ones are written straight to where TVM keeps them: a contiguous copy in between would double the peak.
+    """
+    if array.nbytes >= _LARGE and array.dtype == np.float32:
+        stored = tvm.runtime.empty(array.shape, "float32")
+        np.copyto(np.from_dlpack(stored), array)
+        return relax.const(stored)
+    # Without the dtype, int64 without axes would become int32.
+    return relax.const(np.asarray(array, order="C"), str(array.dtype))
 
 
 def _array_of(constant: Any) -> NDArray[Any]:

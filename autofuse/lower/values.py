@@ -47,6 +47,9 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+# The packing functions give views of their operand where they can: whoever stores the result copies once.
+
+
 def pack_conv2d(weight: NDArray[Any], in_block: int, lanes: int) -> NDArray[Any]:
     """[OC, IC, KH, KW] → [OC/lanes, IC/in_block, KH, KW, in_block, lanes], both channel axes zero-padded."""
     oc, ic, kh, kw = weight.shape
@@ -54,7 +57,7 @@ def pack_conv2d(weight: NDArray[Any], in_block: int, lanes: int) -> NDArray[Any]
     if (outer * lanes, inner * in_block) != (oc, ic):
         weight = np.pad(weight, ((0, outer * lanes - oc), (0, inner * in_block - ic), (0, 0), (0, 0)))
     split = weight.reshape(outer, lanes, inner, in_block, kh, kw)
-    return np.ascontiguousarray(split.transpose(0, 2, 4, 5, 3, 1))
+    return split.transpose(0, 2, 4, 5, 3, 1)
 
 
 def pack_depthwise(weight: NDArray[Any], lanes: int) -> NDArray[Any]:
@@ -63,7 +66,7 @@ def pack_depthwise(weight: NDArray[Any], lanes: int) -> NDArray[Any]:
     outer = ceil_div(c, lanes)
     if outer * lanes != c:
         weight = np.pad(weight, ((0, outer * lanes - c), (0, 0), (0, 0), (0, 0)))
-    return np.ascontiguousarray(weight.reshape(outer, lanes, kh, kw).transpose(0, 2, 3, 1))
+    return weight.reshape(outer, lanes, kh, kw).transpose(0, 2, 3, 1)
 
 
 def pack_matmul(weight: NDArray[Any], block: int) -> NDArray[Any]:
@@ -72,7 +75,7 @@ def pack_matmul(weight: NDArray[Any], block: int) -> NDArray[Any]:
     outer = ceil_div(n, block)
     if outer * block != n:
         weight = np.pad(weight, ((0, 0), (0, outer * block - n)))
-    return np.ascontiguousarray(weight.reshape(k, outer, block).transpose(1, 0, 2))
+    return weight.reshape(k, outer, block).transpose(1, 0, 2)
 
 
 def block_array(array: NDArray[Any], lanes: int) -> NDArray[Any]:
@@ -81,4 +84,4 @@ def block_array(array: NDArray[Any], lanes: int) -> NDArray[Any]:
     outer = ceil_div(c, lanes)
     if outer * lanes != c:
         array = np.pad(array, ((0, 0), (0, outer * lanes - c), (0, 0), (0, 0)))
-    return np.ascontiguousarray(array.reshape(a, outer, lanes, h, w).transpose(0, 1, 3, 4, 2))
+    return array.reshape(a, outer, lanes, h, w).transpose(0, 1, 3, 4, 2)
