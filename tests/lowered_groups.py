@@ -86,6 +86,26 @@ class LoweredGroup:
         built["main"](*given, *empty.values())
         return [empty[t].numpy() for t in self.graph.outputs]
 
+    def agrees(self, family: ScheduleFamily, members: Sequence[int], tolerance: float = 1e-6) -> None:
+        """Assert that a part of the group gives what TVM's own loops give, on random operands, in any configuration."""
+        group = Group.of(self.graph, members, [t for m in members for t in self.graph.operators[m].outputs])
+        assert family.match(group, HARDWARE) is None
+        device, random = tvm.cpu(), np.random.default_rng(1)
+        shapes = [self.graph.tensors[t].shape for t in group.inputs]
+        given = [tvm.runtime.tensor(random.random(s).astype("float32"), device) for s in shapes]
+        plain = self.fuser.fuse(group)
+        answers = []
+        for func in [plain, *(family.apply(plain, group, c, HARDWARE) for c in family.configs(group, HARDWARE))]:
+            built = tvm.compile(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), target())
+            outs = [self.graph.tensors[t].shape for t in group.outputs]
+            empty = [tvm.runtime.tensor(np.full(s, np.nan, "float32"), device) for s in outs]
+            built["main"](*given, *empty)
+            answers.append([e.numpy() for e in empty])
+        assert np.isfinite(answers[0][0]).all()
+        for answer in answers[1:]:
+            for have, want in zip(answer, answers[0], strict=True):
+                np.testing.assert_allclose(have, want, rtol=tolerance, atol=tolerance)
+
     def unscheduled(self) -> list[np.ndarray]:
         """What the fused function computes as TVM made it."""
         return self.run(self.fuser.fuse(self.group))

@@ -1,0 +1,200 @@
+"""Groups without a reduction: chains, broadcasts, what only moves data, several results, views, odd single operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lowered_groups import HARDWARE, LoweredGroup
+from tvm import relax
+from tvm.relax import op as R
+
+from autofuse.schedule import ScheduleError
+from autofuse.schedule.cpu.elementwise import ElementwiseFamily
+from autofuse.schedule.cpu.plain import PlainFamily
+from autofuse.schedule.cpu.view import ViewFamily
+from autofuse.schedule.registry import families
+
+ELEMENTWISE, VIEW, PLAIN = ElementwiseFamily(), ViewFamily(), PlainFamily()
+
+
+def scalar(value: float) -> Any:
+    return relax.const(np.float32(value))
+
+
+def mish(emit: Any, x: Any) -> Any:
+    return emit(R.multiply(x, emit(R.tanh(emit(R.log(emit(R.add(emit(R.exp(x)), scalar(1)))))))))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (13,), (3, 7, 5), (2, 1001)])
+def test_chains_of_any_shape(shape: Any) -> None:
+    case = LoweredGroup(lambda emit, x: R.exp(emit(R.nn.relu(emit(R.multiply(x, scalar(0.5)))))), [shape])
+    case.check(ELEMENTWISE, np.exp(np.maximum(case.arrays[0] * np.float32(0.5), 0)))
+
+
+def test_a_dear_value_under_a_broadcast_is_computed_once() -> None:
+    def build(emit: Any, x: Any, b: Any) -> Any:
+        inner = emit(R.exp(emit(R.subtract(x, emit(R.multiply(emit(R.exp(x)), scalar(0.5)))))))
+        return R.add(inner, b)
+
+    case = LoweredGroup(build, [(40, 1), (40, 50)])
+    x, b = case.arrays
+    assert ELEMENTWISE.shape(case.group, ELEMENTWISE.configs(case.group, HARDWARE)[0], HARDWARE).loops > 1
+    case.check(ELEMENTWISE, np.exp(x - np.exp(x) * np.float32(0.5)) + b)
+
+
+def test_channel_gates() -> None:
+    case = LoweredGroup(lambda emit, g, x: R.multiply(emit(R.sigmoid(g)), x), [(2, 5, 1, 1), (2, 5, 7, 3)])
+    g, x = case.arrays
+    case.check(ELEMENTWISE, x / (1 + np.exp(-g)))
+
+
+def test_diamonds_do_not_explode() -> None:
+    case = LoweredGroup(lambda emit, x: mish(emit, mish(emit, x)), [(3, 50)])
+
+    def answer(x: np.ndarray) -> np.ndarray:
+        return x * np.tanh(np.log1p(np.exp(x)))
+
+    case.check(ELEMENTWISE, answer(answer(case.arrays[0])))
+
+
+def test_transposes_slices_concatenation_and_padding() -> None:
+    case = LoweredGroup(lambda emit, x: R.tanh(emit(R.permute_dims(x, [0, 2, 1]))), [(2, 9, 20)])
+    case.check(ELEMENTWISE, np.tanh(case.arrays[0].transpose(0, 2, 1)))
+    case = LoweredGroup(lambda emit, x, y: R.nn.relu(emit(R.concat([x, y], 2))), [(2, 3, 9), (2, 3, 11)])
+    case.check(ELEMENTWISE, np.maximum(np.concatenate(case.arrays, 2), 0))
+    case = LoweredGroup(
+        lambda emit, x: R.add(emit(R.strided_slice(x, [1, 2], [1, 0], [7, 9], [2, 1])), scalar(1)), [(2, 8, 11)]
+    )
+    case.check(ELEMENTWISE, case.arrays[0][:, 1:7:2, :9] + 1)
+    case = LoweredGroup(lambda emit, x: R.nn.relu(emit(R.nn.pad(x, [0, 0, 1, 2]))), [(3, 11)])
+    case.check(ELEMENTWISE, np.maximum(np.pad(case.arrays[0], ((0, 0), (1, 2))), 0))
+
+
+def test_split_multiply_and_concat() -> None:
+    def build(emit: Any, x: Any) -> Any:
+        parts = emit(R.split(x, [4, 7], 1))
+        a, b, c = (emit(relax.TupleGetItem(parts, i)) for i in range(3))
+        return R.concat([emit(R.multiply(c, emit(R.exp(a)))), b], 1)
+
+    case = LoweredGroup(build, [(3, 11, 5)])
+    x = case.arrays[0]
+    case.check(ELEMENTWISE, np.concatenate([x[:, 7:] * np.exp(x[:, :4]), x[:, 4:7]], 1))
+
+
+def test_gather_and_resize() -> None:
+    picked = relax.const(np.array([3, 0, 2, 39], "int64"))
+    case = LoweredGroup(lambda emit, x: R.tanh(emit(R.take(x, picked, 1))), [(4, 40)])
+    case.check(ELEMENTWISE, np.tanh(case.arrays[0][:, [3, 0, 2, 39]]))
+
+    def twice(emit: Any, x: Any) -> Any:
+        return R.nn.relu(
+            emit(
+                R.image.resize2d(
+                    x,
+                    (14, 10),
+                    method="nearest_neighbor",
+                    coordinate_transformation_mode="asymmetric",
+                    rounding_method="floor",
+                )
+            )
+        )
+
+    case = LoweredGroup(twice, [(1, 3, 7, 5)])
+    case.check(ELEMENTWISE, np.maximum(case.arrays[0].repeat(2, 2).repeat(2, 3), 0))
+
+
+def test_layout_changes_round_a_convolution_move_every_channel() -> None:
+    weight = relax.const(np.random.default_rng(0).standard_normal((20, 20, 1, 1)).astype("float32"))
+    case = LoweredGroup(lambda emit, x: R.nn.conv2d(x, weight), [(2, 20, 5, 3)])
+    moves = [op for op in case.graph.operators if op.kind == "layout_change"]
+    assert len(moves) == 2
+    for op in moves:
+        case.agrees(ELEMENTWISE, [op.index])
+
+
+def test_several_results() -> None:
+    def build(emit: Any, x: Any, y: Any) -> list[Any]:
+        total = emit(R.add(x, y))
+        kept = emit(R.nn.relu(total))
+        return [total, kept, emit(R.exp(kept))]
+
+    case = LoweredGroup(build, [(5, 11), (5, 11)])
+    total = case.arrays[0] + case.arrays[1]
+    case.check(ELEMENTWISE, [total, np.maximum(total, 0), np.exp(np.maximum(total, 0))])
+
+
+def test_results_of_different_shapes_and_reductions_are_refused() -> None:
+    case = LoweredGroup(lambda emit, x: [emit(R.exp(x)), emit(R.permute_dims(x, [1, 0]))], [(3, 11)])
+    refusal = case.refusal(ELEMENTWISE)
+    assert refusal is not None and refusal.rule == "shapes"
+    refusal = LoweredGroup(lambda emit, x: R.sum(x, [0]), [(3, 11)]).refusal(ELEMENTWISE)
+    assert refusal is not None and refusal.rule == "reduction"
+
+
+def test_reshapes_are_views_and_have_no_kernel() -> None:
+    case = LoweredGroup(lambda emit, x: R.reshape(x, (6, 4)), [(2, 3, 4)])
+    assert case.family() == "view"
+    config = VIEW.configs(case.group, HARDWARE)[0]
+    assert VIEW.shape(case.group, config, HARDWARE).loops == 0
+    with pytest.raises(ScheduleError, match="view"):
+        VIEW.apply(case.fuser.fuse(case.group), case.group, config, HARDWARE)
+    refusal = LoweredGroup(lambda emit, x: R.permute_dims(x, [1, 0]), [(2, 3)]).refusal(VIEW)
+    assert refusal is not None and refusal.rule == "moves"
+
+
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(st.data())
+def test_random_broadcasts_and_permutations(data: st.DataObject) -> None:
+    shape = data.draw(st.lists(st.integers(1, 20), min_size=1, max_size=4), label="shape")
+    small = [e if data.draw(st.booleans()) else 1 for e in shape]
+    axes = data.draw(st.permutations(range(len(shape))), label="axes")
+
+    def build(emit: Any, x: Any, y: Any) -> Any:
+        return R.permute_dims(emit(R.add(x, emit(R.exp(y)))), list(axes))
+
+    case = LoweredGroup(build, [shape, small])
+    x, y = case.arrays
+    config = data.draw(st.sampled_from(list(ELEMENTWISE.configs(case.group, HARDWARE))), label="config")
+    case.check(ELEMENTWISE, (x + np.exp(y)).transpose(axes), [config])
+
+
+def conv1d(x: np.ndarray, w: np.ndarray, stride: int) -> np.ndarray:
+    x = np.pad(x, ((0, 0), (0, 0), (1, 1)))
+    steps = range(0, x.shape[2] - w.shape[2] + 1, stride)
+    return np.stack([np.einsum("nck,ock->no", x[:, :, s : s + w.shape[2]], w) for s in steps], -1)
+
+
+def test_one_dimensional_convolution_by_the_plain_schedule() -> None:
+    w = np.random.default_rng(1).standard_normal((5, 4, 3)).astype("float32")
+    case = LoweredGroup(lambda emit, x: R.nn.conv1d(x, relax.const(w), padding=1, strides=2), [(2, 4, 21)])
+    case.check(PLAIN, conv1d(case.arrays[0], w, 2))
+
+
+PLAIN_CASES: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
+    "convolution of two inputs": (lambda emit, x, w: R.nn.conv2d(x, w, padding=1), [(1, 4, 9, 11), (6, 4, 3, 3)]),
+    "transposed convolution": (
+        lambda emit, x, w: R.nn.conv2d_transpose(x, w, strides=2, padding=1), [(1, 4, 7, 6), (4, 5, 3, 3)],
+    ),
+    "three dimensions": (lambda emit, x, w: R.nn.conv3d(x, w, padding=1), [(1, 4, 5, 6, 7), (5, 4, 3, 3, 3)]),
+    "sum over axes apart": (lambda emit, x: R.sum(x, [0, 2]), [(3, 5, 7)]),
+    "pooling in one dimension": (lambda emit, x: R.nn.max_pool1d(x, 3, 2), [(1, 3, 17)]),
+    "linear resize": (lambda emit, x: R.image.resize2d(x, (14, 10), method="linear"), [(1, 3, 7, 5)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLAIN_CASES)
+def test_the_plain_schedule_changes_no_result(name: str) -> None:
+    build, shapes = PLAIN_CASES[name]
+    case = LoweredGroup(build, shapes)
+    assert case.family() == "plain"
+    case.check(PLAIN, case.unscheduled(), tolerance=1e-5)
+
+
+def test_the_plain_schedule_takes_single_operators_alone() -> None:
+    refusal = LoweredGroup(lambda emit, x: R.exp(emit(R.exp(x))), [(3,)]).refusal(PLAIN)
+    assert refusal is not None and refusal.rule == "family"
+    assert families()[-1].name == "plain"
