@@ -1,4 +1,4 @@
-"""Groups without a reduction: chains, broadcasts, what only moves data, several results, views, odd single operators."""
+"""Groups without a reduction: chains, broadcasts, what only moves data, several results, views; odd operators alone."""
 
 from __future__ import annotations
 
