@@ -68,9 +68,9 @@ class GraphBuilder:
         self._types[name] = info.type
         return name
 
-    def normal(self, name: str, shape: Sequence[int], std: float) -> str:
-        """A parameter drawn from N(0, std²)."""
-        return self._normal(name, shape, std, centred=False)
+    def normal(self, name: str, shape: Sequence[int], std: float, *, mean: float = 0.0) -> str:
+        """A parameter drawn from N(mean, std²)."""
+        return self._normal(name, shape, std, centred=False, mean=mean)
 
     def filters(self, name: str, shape: Sequence[int], std: float) -> str:
         """A parameter of shape (out, ...) drawn from N(0, std²), then centred so that every filter sums to zero.
@@ -147,7 +147,7 @@ class GraphBuilder:
         )
         return self._model
 
-    def _normal(self, name: str, shape: Sequence[int], std: float, *, centred: bool) -> str:
+    def _normal(self, name: str, shape: Sequence[int], std: float, *, centred: bool, mean: float = 0.0) -> str:
         # Drawn a few rows at a time: a weight of 400 MB then costs one copy of itself and a scratch that fits a cache.
         rows, width = shape[0], prod(shape[1:])
         step = min(rows, max(1, _CHUNK // width))
@@ -159,6 +159,8 @@ class GraphBuilder:
             part *= np.float32(std)
             if centred:
                 part -= part.mean(axis=1, keepdims=True)
+            if mean:
+                part += np.float32(mean)
             buffer.write(part.astype("<f4", copy=False).data)
         return self._parameter(name, shape, buffer.getvalue())
 

@@ -21,23 +21,23 @@ def _csp_stage(b: GraphBuilder, x: str, out: int, depth: int, *, first: bool = F
     """Downsample, then two paths: one through residual blocks, one past them, joined by a 1×1."""
     half = out if first else out // 2
     inner = out // 2
-    x = conv_bn_act(b, x, out, 3, stride=2, act="mish", name="down")
-    passed = conv_bn_act(b, x, half, 1, act="mish", name="pass")
-    y = conv_bn_act(b, x, half, 1, act="mish", name="enter")
+    x = conv_bn_act(b, x, out, 3, stride=2, act="mish", shifted=True, name="down")
+    passed = conv_bn_act(b, x, half, 1, act="mish", shifted=True, name="pass")
+    y = conv_bn_act(b, x, half, 1, act="mish", shifted=True, name="enter")
     for block in range(depth):
         with b.scope(block):
-            z = conv_bn_act(b, y, inner, 1, act="mish", name="reduce")
-            z = conv_bn_act(b, z, half, 3, act="mish", scale=0.5, name="spatial")
+            z = conv_bn_act(b, y, inner, 1, act="mish", shifted=True, name="reduce")
+            z = conv_bn_act(b, z, half, 3, act="mish", scale=0.5, shifted=True, name="spatial")
             y = b.node("Add", [y, z])
-    y = conv_bn_act(b, y, half, 1, act="mish", name="leave")
-    return conv_bn_act(b, _concat(b, y, passed), out, 1, act="mish", name="join")
+    y = conv_bn_act(b, y, half, 1, act="mish", shifted=True, name="leave")
+    return conv_bn_act(b, _concat(b, y, passed), out, 1, act="mish", shifted=True, name="join")
 
 
 def _alternate(b: GraphBuilder, x: str, width: int, count: int) -> str:
     """`count` convolutions, 1×1 to `width` and 3×3 to twice that in turn."""
     for index in range(count):
         kernel, channels = (3, 2 * width) if index % 2 else (1, width)
-        x = conv_bn_act(b, x, channels, kernel, act="leaky_relu", name=f"conv{index + 1}")
+        x = conv_bn_act(b, x, channels, kernel, act="leaky_relu", shifted=True, name=f"conv{index + 1}")
     return x
 
 
@@ -51,7 +51,7 @@ def _spatial_pyramid(b: GraphBuilder, x: str) -> str:
 def _detect(b: GraphBuilder, x: str, width: int, name: str) -> str:
     """A 3×3 and the linear 1×1 that gives a raw detection map."""
     with b.scope(name):
-        x = conv_bn_act(b, x, width, 3, act="leaky_relu", name="conv")
+        x = conv_bn_act(b, x, width, 3, act="leaky_relu", shifted=True, name="conv")
         with b.scope("predict"):
             return conv(b, x, MAP_CHANNELS, 1)
 
@@ -59,22 +59,22 @@ def _detect(b: GraphBuilder, x: str, width: int, name: str) -> str:
 def _lateral(b: GraphBuilder, x: str, skip: str, width: int, name: str) -> str:
     """Top-down step of the path aggregation network: upsample, join with a backbone map, five convolutions."""
     with b.scope(name):
-        up = upsample(b, conv_bn_act(b, x, width, 1, act="leaky_relu", name="reduce"))
-        side = conv_bn_act(b, skip, width, 1, act="leaky_relu", name="side")
+        up = upsample(b, conv_bn_act(b, x, width, 1, act="leaky_relu", shifted=True, name="reduce"))
+        side = conv_bn_act(b, skip, width, 1, act="leaky_relu", shifted=True, name="side")
         return _alternate(b, _concat(b, side, up), width, 5)
 
 
 def _bottom_up(b: GraphBuilder, x: str, skip: str, width: int, name: str) -> str:
     """Bottom-up step of the path aggregation network (Liu et al. 2018, arXiv:1803.01534)."""
     with b.scope(name):
-        down = conv_bn_act(b, x, width, 3, stride=2, act="leaky_relu", name="down")
+        down = conv_bn_act(b, x, width, 3, stride=2, act="leaky_relu", shifted=True, name="down")
         return _alternate(b, _concat(b, down, skip), width, 5)
 
 
 def yolov4(b: GraphBuilder, batch: int) -> dict[str, str]:
     """CSPDarknet53, spatial pyramid pooling, path aggregation, three heads (strides 8, 16, 32)."""
     x = b.input("input", (batch, 3, RESOLUTION, RESOLUTION))
-    x = conv_bn_act(b, x, 32, 3, act="mish", name="stem")
+    x = conv_bn_act(b, x, 32, 3, act="mish", shifted=True, name="stem")
     stages: list[str] = []
     for stage, (channels, depth) in enumerate(((64, 1), (128, 2), (256, 8), (512, 8), (1024, 4))):
         with b.scope(f"stage{stage + 1}"):
