@@ -50,8 +50,8 @@ def fit_erf(numerator: int, denominator: int, limit: float) -> tuple[np.ndarray,
         matrix = np.stack(columns, 1) * weight[:, None]
         solution = np.linalg.lstsq(matrix.astype(float), (weight / q).astype(float), rcond=None)[0]
         p_coef, q_coef = solution[: numerator + 1], np.concatenate([[1.0], solution[numerator + 1 :]])
-        q = sum(c * p for c, p in zip(q_coef, powers))
-        error = np.abs(sum(c * p for c, p in zip(p_coef, powers)) / q / y - 1)
+        q = sum(c * p for c, p in zip(q_coef, powers, strict=False))
+        error = np.abs(sum(c * p for c, p in zip(p_coef, powers, strict=False)) / q / y - 1)
         if best is None or error.max() < best[0]:
             best = (error.max(), p_coef.copy(), q_coef.copy())
         weight = weight * (0.2 + error / error.max())  # Lawson's reweighting towards the minimax fit
