@@ -120,6 +120,19 @@ def test_views_cost_no_kernel() -> None:
     assert program.kernels == 2
 
 
+def test_a_part_of_a_tensor_is_no_view() -> None:
+    analysed, program = check(
+        model(
+            [node("Slice", ["x", "begin", "end", "axes"], ["a"]), node("Exp", ["a"], ["y"])],
+            {"x": [6, 4]},
+            ["y"],
+            {"begin": np.int64([1]), "end": np.int64([4]), "axes": np.int64([0])},
+        )
+    )
+    assert len(of_kind(analysed, "strided_slice")) == 1
+    assert program.kernels == 2
+
+
 def test_weights_are_parameters_and_shared_ones_are_passed_once() -> None:
     shared = weights(6, 6)
     _, program = check(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -65,19 +66,70 @@ def test_chains_of_convolutions_stay_in_blocks_at_every_vector_width(lanes: int)
 
 
 @pytest.mark.parametrize(
-    ("channels", "outputs", "groups", "blocked"),
-    [(12, 12, 12, True), (16, 32, 2, True), (16, 16, 4, False), (6, 12, 6, False), (24, 24, 3, True)],
+    ("channels", "outputs", "groups", "left"),
+    [
+        (12, 12, 12, 12),  # depthwise
+        (16, 32, 2, 2),
+        (24, 24, 3, 3),
+        (32, 32, 8, 4),  # four channels a group: two groups a block
+        (16, 16, 4, 2),
+        (8, 16, 8, 1),  # two results a channel
+        (6, 12, 6, 1),  # nothing fits but all groups together
+        (20, 20, 5, 1),
+        (34, 34, 17, None),  # too many to merge
+    ],
 )
-def test_grouped_convolutions_are_blocked_where_blocks_fit_the_groups(
-    channels: int, outputs: int, groups: int, blocked: bool
-) -> None:
+def test_groups_that_blocks_do_not_fit_are_merged(channels: int, outputs: int, groups: int, left: int | None) -> None:
     source = model(
         [conv("w", "x", "y", group=groups, pads=[1, 1, 1, 1])],
         {"x": [1, channels, 6, 5]},
         ["y"],
         {"w": weights(outputs, channels // groups, 3, 3)},
     )
-    assert (("nn.conv2d", BLOCKED) in steps(lowered_like_onnxruntime(source))) == blocked
+    lowered = lowered_like_onnxruntime(source)
+    assert (("nn.conv2d", BLOCKED) in steps(lowered)) == (left is not None)
+    if left is not None:
+        (attrs,) = [
+            json.loads(str(f.attrs["autofuse.attrs"]))
+            for _, f in lowered.module.functions_items()
+            if f.attrs and f.attrs.get("autofuse.kind") == "nn.conv2d"
+        ]
+        assert attrs["groups"] == left
+
+
+@pytest.mark.parametrize("channels", [3, 8, 12])
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"strides": [2, 2]},
+        {"strides": [2, 3], "pads": [1, 0, 1, 2], "output_padding": [1, 0]},
+        {"pads": [1, 1, 1, 1]},
+        {"dilations": [2, 1], "strides": [1, 2]},
+    ],
+)
+def test_transposed_convolutions_are_convolutions(channels: int, attributes: dict[str, Any]) -> None:
+    source = model(
+        [node("ConvTranspose", ["x", "w"], ["y"], **attributes)],
+        {"x": [2, channels, 5, 4]},
+        ["y"],
+        {"w": weights(channels, 6, 3, 4)},
+    )
+    assert ("nn.conv2d", BLOCKED) in steps(lowered_like_onnxruntime(source))
+
+
+@pytest.mark.parametrize("groups", [1, 12])
+def test_one_dimensional_convolutions_have_a_height_of_one(groups: int) -> None:
+    source = model(
+        [
+            node("Conv", ["x", "w"], ["a"], pads=[2, 1], strides=[2], group=groups, name="first"),
+            node("Relu", ["a"], ["b"]),
+            node("Conv", ["b", "v"], ["y"], dilations=[2], name="second"),
+        ],
+        {"x": [2, 12, 15]},
+        ["y"],
+        {"w": weights(12, 12 // groups, 3), "v": weights(5, 12, 2)},
+    )
+    assert steps(lowered_like_onnxruntime(source)).count(("nn.conv2d", BLOCKED)) == 2
 
 
 def test_a_weight_shared_by_two_convolutions_is_packed_once() -> None:
@@ -324,10 +376,29 @@ def test_matrix_products(left: list[int], right: list[int], constant: bool) -> N
     assert kinds(lowered_like_onnxruntime(source)) == ["matmul"]
 
 
-@pytest.mark.parametrize(("left", "right"), [([7], [7, 4]), ([2, 5, 7], [7])])
-def test_products_with_vectors(left: list[int], right: list[int]) -> None:
-    source = model([node("MatMul", ["a", "b"], ["y"])], {"a": left, "b": right}, ["y"])
-    assert "matmul" in kinds(lowered_like_onnxruntime(source))
+@pytest.mark.parametrize("constant", [True, False])
+@pytest.mark.parametrize(("left", "right"), [([7], [7, 4]), ([2, 5, 7], [7]), ([7], [7]), ([7], [2, 7, 3])])
+def test_products_with_vectors(left: list[int], right: list[int], constant: bool) -> None:
+    inputs = {"a": left} if constant else {"a": left, "b": right}
+    source = model([node("MatMul", ["a", "b"], ["y"])], inputs, ["y"], {"b": weights(*right)} if constant else None)
+    lowered = lowered_like_onnxruntime(source)
+    (product,) = [c for c in kernel_calls(lowered) if lowered.module[c.args[0]].attrs["autofuse.kind"] == "matmul"]
+    assert all(len(t.ty.shape.values) >= 2 for t in product.args[1].fields)
+
+
+def test_a_map_that_every_channel_shares_is_broadcast() -> None:
+    source = model(
+        [
+            conv("w", "x", "a", pads=[1, 1, 1, 1]),
+            node("ReduceMean", ["a", "axes"], ["m"], keepdims=1),
+            node("Mul", ["a", "m"], ["b"]),
+            conv("v", "b", "y"),
+        ],
+        {"x": [1, 3, 5, 5]},
+        ["y"],
+        {"w": weights(12, 3, 3, 3), "v": weights(4, 12, 1, 1), "axes": np.int64([1])},
+    )
+    lowered_like_onnxruntime(source)
 
 
 def test_integer_inputs_look_up_embeddings() -> None:

@@ -148,7 +148,10 @@ class Executable:
             raise InputError(f"input {missing[0]!r} is missing; {self.name} takes {', '.join(names)}")
         arranged = []
         for entry in entries:
-            array = np.asarray(given[entry["name"]])
+            try:
+                array = np.asarray(given[entry["name"]])
+            except (TypeError, ValueError) as error:
+                raise InputError(f"input {entry['name']!r} is no array: {error}") from None
             if tuple(array.shape) != tuple(entry["shape"]):
                 raise InputError(
                     f"input {entry['name']!r} has shape {tuple(array.shape)}, {self.name} was compiled for"

@@ -66,12 +66,26 @@ def _reduce_in_blocks(state: Lowering, call: Any, data: Value, kind: str, keepdi
     )
     if made is None or keepdims:
         return _padded(made, bound)
-    flat = state.builder.normalize(relax.op.reshape(state.plain(made), shape_of(call)))
-    plain = state.plain(made)
+    return reshape(state, made, shape_of(call), hint)
+
+
+def reshape(state: Lowering, value: Value, shape: tuple[int, ...], hint: str) -> Value | None:
+    """The value in another shape, in the model's own layout; a constant stays one."""
+    if value.array is not None:
+        return state.constant(value.array.reshape(shape))
+    plain = state.plain(value)
+    call = state.builder.normalize(relax.op.reshape(plain, shape))
     return state.emit_call(
-        flat, [(made, PLAIN)], [plain, flat.args[1]], [plain], shape=shape_of(call), dtype=data.dtype, layout=PLAIN,
-        hint=hint, literals=[str(flat.args[1])],
-    )  # fmt: skip
+        call,
+        [(value, PLAIN)],
+        [plain, call.args[1]],
+        [plain],
+        shape=shape,
+        dtype=value.dtype,
+        layout=PLAIN,
+        hint=hint,
+        literals=[str(call.args[1])],
+    )
 
 
 def scalar_operand(kind: str, value: Value) -> Any:

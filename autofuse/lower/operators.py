@@ -211,6 +211,19 @@ def pool2d(
     return te.compute(out_shape, divide, name="average", attrs={ROLE: "average"})
 
 
+def dilate(data: te.Tensor, *, strides: Sequence[int]) -> te.Tensor:
+    """`strides` - 1 zeros between neighbours of axes 2 and 3, none at the borders."""
+    shape = _shape(data)
+    spread = [(shape[2 + i] - 1) * strides[i] + 1 for i in range(2)]
+
+    def read(*index: tirx.Var) -> tirx.Expr:
+        places = [tirx.floordiv(index[2 + i], strides[i]) for i in range(2)]
+        hit = [tirx.floormod(index[2 + i], strides[i]) == 0 for i in range(2) if strides[i] > 1]
+        return tirx.if_then_else(tirx.all(*hit), data[(*index[:2], *places, *index[4:])], tirx.const(0.0, data.dtype))
+
+    return te.compute([*shape[:2], *spread, *shape[4:]], read, name="dilate")
+
+
 def block_channels(data: te.Tensor, *, lanes: int) -> te.Tensor:
     """[N, C, H, W] → [N, ceil(C/lanes), H, W, lanes], channels past C zero."""
     n, c, h, w = _shape(data)

@@ -14,11 +14,13 @@ from tvm import relax
 
 from autofuse.lower import operators
 from autofuse.lower.arguments import tensor_args, with_tensors
+from autofuse.lower.convolutions import conv1d, conv2d, conv2d_transpose
 from autofuse.lower.following import (
     ELEMENTWISE,
     adaptive_avg_pool2d,
     concat,
     elementwise,
+    reshape,
     resize2d,
     scalar_operand,
     spatial_reduction,
@@ -26,7 +28,7 @@ from autofuse.lower.following import (
     strided_slice,
 )
 from autofuse.lower.lowering import Lowering, as_numpy, dtype_of, shape_of
-from autofuse.lower.values import PLAIN, Value, pack_conv2d, pack_depthwise, pack_matmul
+from autofuse.lower.values import PLAIN, Value, pack_matmul
 
 Rule = Callable[[Lowering, Any, str], "Value | tuple[Value, ...] | None"]
 
@@ -108,61 +110,31 @@ def _as_it_is(state: Lowering, call: Any, hint: str) -> Value | tuple[Value, ...
     )
 
 
-def _conv2d(state: Lowering, call: Any, hint: str) -> Value | None:
-    data, weight = state.value(call.args[0]), state.value(call.args[1])
-    attrs = call.attrs
-    if attrs.data_layout != "NCHW" or attrs.kernel_layout != "OIHW" or not weight.constant or data.dtype != "float32":
-        return None
-    shape, lanes, groups = shape_of(call), state.lanes, int(attrs.groups)
-    channels, outputs = data.shape[1], weight.shape[0]
-    geometry = {
-        "strides": [int(s) for s in attrs.strides],
-        "padding": [int(p) for p in attrs.padding],
-        "dilation": [int(d) for d in attrs.dilation],
-    }
-    described = {**geometry, "groups": groups, "kernel": list(weight.shape[2:])}
-    array = as_numpy(weight)
-    if groups > 1 and groups == channels == outputs:
-        packed = state.packed(call.args[1], "depthwise", lambda: pack_depthwise(array, lanes))
-        args = [state.in_blocks(data), packed.forms[PLAIN]]
-        return state.emit_te(
-            "nn.conv2d",
-            lambda x, w: operators.depthwise_conv2d_blocked(x, w, **geometry),
-            [(data, state.blocked), (weight, "packed")],
-            args,
-            shape=shape,
-            dtype=data.dtype,
-            layout=state.blocked,
-            attrs={**described, "variant": "depthwise"},
-            hint=hint,
-        )
-    if groups > 1 and (channels // groups % lanes or outputs // groups % lanes):
-        return None
-    # Few input channels (an image) are read where they stand: one channel at a time, broadcast over the outputs.
-    in_block = 1 if channels < lanes and data.layout == PLAIN else lanes
-    packed = state.packed(call.args[1], f"conv2d/{in_block}", lambda: pack_conv2d(array, in_block, lanes))
-    first = state.plain(data) if in_block == 1 else state.in_blocks(data)
-    return state.emit_te(
-        "nn.conv2d",
-        lambda x, w: operators.conv2d_blocked(x, w, groups=groups, **geometry),
-        [(data, PLAIN if in_block == 1 else state.blocked), (weight, "packed")],
-        [first, packed.forms[PLAIN]],
-        shape=shape,
-        dtype=data.dtype,
-        layout=state.blocked,
-        attrs={**described, "variant": "blocked", "in_block": in_block},
-        hint=hint,
-    )
-
-
 def _matmul(state: Lowering, call: Any, hint: str) -> Value | None:
     left, right = state.value(call.args[0]), state.value(call.args[1])
-    if left.dtype != "float32" or right.dtype != "float32" or len(left.shape) < 2 or len(right.shape) < 2:
-        return None
     shape = shape_of(call)
-    if right.constant and all(extent == 1 for extent in right.shape[:-2]) and len(shape) == len(left.shape):
+    if left.dtype != "float32" or right.dtype != "float32":
+        return None
+    if len(left.shape) == 1 or len(right.shape) == 1:
+        # A vector is a matrix of one row or column, whose axis the result lacks.
+        wide = reshape(state, left, (1, *left.shape), hint) if len(left.shape) == 1 else left
+        tall = reshape(state, right, (*right.shape, 1), hint) if len(right.shape) == 1 else right
+        if wide is None or tall is None:
+            return None
+        lead = max(wide.shape[:-2], tall.shape[:-2], key=len)
+        made = _product(state, wide, tall, (*lead, wide.shape[-2], tall.shape[-1]), None, hint)
+        return reshape(state, made, shape, hint)
+    return _product(state, left, right, shape, call.args[1], hint)
+
+
+def _product(
+    state: Lowering, left: Value, right: Value, shape: tuple[int, ...], source: Any | None, hint: str
+) -> Value:
+    """A product of matrices; `source` is the right operand in the prepared module, where packing it pays."""
+    flat = right.constant and all(extent == 1 for extent in right.shape[:-2])
+    if flat and source is not None and len(shape) == len(left.shape):
         array, columns = as_numpy(right).reshape(right.shape[-2:]), right.shape[-1]
-        packed = state.packed(call.args[1], "matmul", lambda: pack_matmul(array, 2 * state.lanes))
+        packed = state.packed(source, "matmul", lambda: pack_matmul(array, 2 * state.lanes))
         return state.emit_te(
             "matmul",
             lambda a, b: operators.matmul_packed(a, b, columns=columns),
@@ -218,7 +190,9 @@ def _pool2d(state: Lowering, call: Any, hint: str) -> Value | None:
 
 
 _RULES: dict[str, Rule] = {
-    "nn.conv2d": _conv2d,
+    "nn.conv1d": conv1d,
+    "nn.conv2d": conv2d,
+    "nn.conv2d_transpose": conv2d_transpose,
     "matmul": _matmul,
     "nn.max_pool2d": _pool2d,
     "nn.avg_pool2d": _pool2d,

@@ -36,6 +36,8 @@ class ViewFamily(ScheduleFamily):
         if len(group.outputs) != 1 or len(group.inputs) != 1:
             return Refusal("results", "a view has one operand and one result", group.members)
         graph = group.graph
+        if len({graph.tensors[t].elements for op in group.operators for t in (*op.inputs, *op.outputs)}) != 1:
+            return Refusal("part", "a view shows all of its operand and nothing else", group.members)
         if graph.tensors[group.inputs[0]].dtype != graph.tensors[group.outputs[0]].dtype:
             return Refusal("dtype", "a view keeps the element type", group.members)
         return None
