@@ -29,7 +29,8 @@ _SERIAL_FLOPS = 200_000
 class MatmulConfiguration(Configuration):
     """Register tile: `mt` rows × `jt` blocks of 2·lanes columns. A task: `rb` tiles of rows × `cb` tiles of columns.
 
-    order: 0 walks columns outside and rows inside, 1 the other way round. pack: the right-hand side is read as it is
+    order: 0 walks columns outside and rows inside, 1 the other way round (and finishes the rows that are reduced tile
+    by tile). pack: the right-hand side is read as it is
     (0), or put in blocks by each task (1) or before (2). stage: the same for the left-hand side, which is otherwise
     computed as it is read. parallel: 0 runs on the calling thread.
     """
@@ -48,7 +49,7 @@ class MatmulFamily(ScheduleFamily):
     """One float32 matrix product, packed or of two activations, and what can be computed with it."""
 
     name: ClassVar[str] = "matmul"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     configuration: ClassVar[type[Configuration]] = MatmulConfiguration
 
     def match(self, group: Group, hardware: Hardware) -> Refusal | None:
@@ -151,8 +152,8 @@ def _tasks(p: Product, mt: int, jt: int, hardware: Hardware) -> list[MatmulConfi
     for pack in packs:
         for stage in stages:
             if p.batch >= 2 * hardware.cores:
-                add(rows, columns, 0, pack, stage)
-            if stage != 1 and pack != 1:
+                add(rows, columns, int(p.along_rows), pack, stage)
+            if not p.along_rows and stage != 1 and pack != 1:
                 add(rows, by_columns, 0, pack, stage)
             if rows > 1:
                 add(by_rows, columns, 0, pack, stage)
@@ -183,7 +184,7 @@ def _shape(p: Product, c: MatmulConfiguration, hardware: Hardware) -> KernelShap
     l1 = p.batch * rows * columns * (panel + lanes * strip // lanes) + out
     # The panel (order 0) or the strip (order 1) stays in L1 across the inner loop if it fits.
     near = hardware.l1_bytes // 2
-    if c.order == 0 and not p.along_rows:
+    if c.order == 0:
         l2 = tasks * (c.cb * panel * (1 if panel <= near else c.rb) + c.cb * task_rows)
         far = tasks * (task_columns + task_rows * (1 if task_rows <= hardware.l2_bytes // 2 else c.cb))
     else:

@@ -14,10 +14,11 @@ import tvm_ffi
 from tvm import tirx
 
 from autofuse.schedule import ScheduleError
-from autofuse.schedule.cpu.loops import Cut, Nest, Piece, allocate, pieces, sequence, store
+from autofuse.schedule.cpu.loops import Cut, Piece, allocate, pieces, sequence, store
+from autofuse.schedule.cpu.matmul_operands import OperandNests
 from autofuse.schedule.cpu.product import Product
 from autofuse.schedule.cpu.row_nests import RowNests, Strip, whole_stages
-from autofuse.schedule.stages import Home, Program, Stage, finish, index, lift, ravel, unravel
+from autofuse.schedule.stages import Home, Program, Stage, finish, index, ravel
 
 if TYPE_CHECKING:
     from autofuse.schedule.cpu.matmul import MatmulConfiguration
@@ -70,19 +71,11 @@ def _replace(expr: Any, values: Mapping[Any, Any]) -> Any:
     return tvm_ffi.structural_map(expr, (tirx.Var, lambda v: values.get(v, v)))
 
 
-class MatmulNests:
+class MatmulNests(OperandNests):
     """Builds the kernel of one product."""
 
     def __init__(self, func: Any, product: Product, config: MatmulConfiguration, lanes: int) -> None:
-        self.program = lift(func)
-        self.nest = Nest(self.program)
-        self.p, self.c, self.lanes = product, config, lanes
-        self.block = 2 * lanes
-        self.anchor = self.program.with_role("matmul")
-        if not isinstance(self.anchor.value, tirx.Mul) or len(self.anchor.reduces) != 1:
-            raise ScheduleError("the product is not a sum of products")
-        self.left, self.right = self.anchor.value.a, self.anchor.value.b
-        self.rows = Cut(product.rows, config.mt)
+        super().__init__(func, product, config, lanes)
         self.columns = Cut(product.columns, config.jt * self.block)
         after = self.program.downstream(self.anchor)
         before = [s for s in self.program.stages if s is not self.anchor and s not in after]
@@ -91,10 +84,6 @@ class MatmulNests:
         if not product.along_rows:
             self._follow(after)
         self.first, self.homes = whole_stages(self.nest, self.program.kept(before), lanes)
-        self.packed: Any = None
-        self.packed_from: Any = index(0)
-        self.staged: Any = None
-        self.staged_from: Any = index(0)
 
     def _follow(self, after: Sequence[Stage]) -> None:
         """Where every stage after the product takes its elements from."""
@@ -119,39 +108,6 @@ class MatmulNests:
             known[stage.buffer] = Follower(self.program, stage, found, extents)
         self.followers = known
 
-    # -- elements of the operands ------------------------------------------------------------------------------
-
-    def at(self, b: Any, row: Any, column: Any) -> list[Any]:
-        """Indices of an element of the product."""
-        lead = self.anchor.shape[:-1]
-        if self.p.packed:
-            return [*unravel(row, lead), column]
-        return [*unravel(b, lead[:-1]), row, column]
-
-    def operand(self, expr: Any, b: Any, row: Any, column: Any, k: Any) -> Any:
-        """One side of the product's term."""
-        values = dict(zip((*self.anchor.iters, *self.anchor.reduces), (*self.at(b, row, column), k), strict=True))
-        return self.program.substitute(expr, values, self.homes)
-
-    def left_at(self, b: Any, row: Any, k: Any) -> Any:
-        """An element of the left-hand side, from its stage if it was staged."""
-        if self.staged is None:
-            return self.operand(self.left, b, row, index(0), k)
-        return self.staged[self.program.simplify(row - self.staged_from), k]
-
-    def right_at(self, b: Any, column: Any, k: Any) -> Any:
-        """An element of the right-hand side; `column` may lie in the padding of the last block if it is packed."""
-        if self.packed is None:
-            return self.operand(self.right, b, index(0), column, k)
-        block = tirx.floordiv(column, index(self.block)) - self.packed_from
-        lane = tirx.floormod(column, index(self.block))
-        return self.packed[self.program.simplify(block), k, self.program.simplify(lane)]
-
-    @property
-    def padded(self) -> bool:
-        """Whether the right-hand side has whole blocks, so that a ragged tile may compute whole vectors."""
-        return self.p.packed or self.c.pack > 0
-
     # -- the kernel --------------------------------------------------------------------------------------------
 
     def build(self) -> Any:
@@ -160,9 +116,9 @@ class MatmulNests:
         row_tasks, column_tasks = -(-self.rows.tiles // c.rb), -(-self.columns.tiles // c.cb)
         first = [*self.first]
         if c.pack == 2:
-            first.append(self._pack_all())
+            first.append(self.pack_all())
         if c.stage == 2:
-            first.append(self._stage_all())
+            first.append(self.stage_all())
 
         def task(t: Any) -> Any:
             total = row_tasks * column_tasks
@@ -180,11 +136,11 @@ class MatmulNests:
         parts: list[Any] = []
         all_packed, all_staged = self.packed, self.staged
         if c.pack == 1:
-            parts += self._pack(b, column_tile)
+            parts += self.pack(b, column_tile)
         elif c.pack == 2:
             self.packed_from = index(0) - b * index(self.blocks)
         if c.stage == 1:
-            parts += self._stage(b, row_tile)
+            parts += self.stage(b, row_tile)
         elif c.stage == 2:
             self.staged_from = index(0) - b * index(self.p.rows)
         if self.p.along_rows:
@@ -219,11 +175,6 @@ class MatmulNests:
             )
             return number * index(self.lanes) + lane
         return tile.column0 + index(start) + lane
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of columns of the right-hand side."""
-        return -(-self.p.columns // self.block)
 
     def _accumulate(self, tile: Tile) -> tuple[Any, list[Any]]:
         """The registers of a tile and the statements that fill them."""
@@ -311,45 +262,63 @@ class MatmulNests:
     # -- whole rows --------------------------------------------------------------------------------------------
 
     def _rows(self, b: Any, row_tile: Any) -> Any:
-        """Tiles of rows with all their columns; then what follows, row by row."""
+        """Tiles of rows with all their columns; then what follows, row by row.
+
+        order 0: the columns' panels pass by all rows of the task before its rows are finished; order 1: each tile of
+        rows is finished before the next.
+        """
         c, nest, anchor = self.c, self.nest, self.anchor
         total = self.p.batch * self.p.rows
         nests = RowNests(nest, self.kept, total, 1, 1, self.lanes, 4)
         if nests.shared:
             raise ScheduleError("a stage after the product does not split into its rows")
-        result = None if anchor.output else nest.buffer("result", (c.mt, self.p.columns))
+        height = c.mt if c.order else c.mt * c.rb
+        result = None if anchor.output else nest.buffer("result", (height, self.p.columns))
         parts: list[Any] = [] if result is None else [allocate(result)]
         parts += nests.allocations(self.kept)
 
-        def rows(tile: Any, count: int) -> Any:
-            row0 = tile * index(c.mt)
+        def base(tile: Any) -> Any:
+            return (tile if c.order else row_tile) * index(c.mt)
 
-            def columns(column: Any, width: int) -> Any:
-                here = Tile(b, row0, count, column * index(self.columns.size), width)
-                acc, steps = self._accumulate(here)
-                for i in range(count):
-                    for piece in pieces(width, self.lanes):
-                        steps.append(self._keep(here, acc, result, i, piece))
-                return sequence(steps)
+        def product(tile: Any, count: int, column: Any, width: int) -> Any:
+            here = Tile(b, tile * index(c.mt), count, column * index(self.columns.size), width)
+            acc, steps = self._accumulate(here)
+            for i in range(count):
+                for piece in pieces(width, self.lanes):
+                    steps.append(self._keep(here, acc, result, base(tile), i, piece))
+            return sequence(steps)
 
+        def finished(tile: Any, count: int) -> Any:
             def one(i: Any) -> Any:
-                row = nest.alias("row", b * index(self.p.rows) + row0 + i, total)
-                outside = {**self.homes, anchor.buffer: self._row_home(row, i, result)}
+                within = tile * index(c.mt) + i
+                row = nest.alias("row", b * index(self.p.rows) + within, total)
+                kept = self.program.simplify(within - base(tile))
+                outside = {**self.homes, anchor.buffer: self._row_home(row, kept, result)}
                 return nests.row(Strip(row, index(0), 1), self.kept, outside)
 
-            return sequence(nest.tiles(index(0), self.columns.tiles, self.columns, columns), nest.loop("r", count, one))
+            return nest.loop("r", count, one)
 
-        parts.append(nest.tiles(row_tile, c.rb, self.rows, rows))
+        def panels(body: Any) -> Any:
+            return nest.tiles(index(0), self.columns.tiles, self.columns, body)
+
+        def strips(body: Any) -> Any:
+            return nest.tiles(row_tile, c.rb, self.rows, body)
+
+        if c.order:
+            parts.append(strips(lambda t, n: sequence(panels(lambda col, w: product(t, n, col, w)), finished(t, n))))
+        else:
+            parts.append(panels(lambda col, w: strips(lambda t, n: product(t, n, col, w))))
+            parts.append(strips(finished))
         return sequence(parts)
 
-    def _keep(self, tile: Tile, acc: Any, result: Any, i: int, piece: Piece) -> Any:
+    def _keep(self, tile: Tile, acc: Any, result: Any, base: Any, i: int, piece: Piece) -> Any:
         def one(lane: Any) -> Any:
             value = acc[index(i), index(piece.start) + lane]
             column = self._column(tile, piece.start, lane)
             if result is None:
                 at = self.at(tile.b, tile.row0 + index(i), column)
                 return store(self.anchor.buffer, value, [self.program.simplify(x) for x in at])
-            return store(result, value, [index(i), column])
+            return store(result, value, [self.program.simplify(tile.row0 + index(i) - base), column])
 
         return self.nest.vector(piece.lanes, one)
 
@@ -362,103 +331,3 @@ class MatmulNests:
             return result[i, self.program.simplify(at[-1])]
 
         return read
-
-    # -- packing and staging -----------------------------------------------------------------------------------
-
-    def _pack_blocks(self, buffer: Any, b: Any, block: Any, to: Any) -> Any:
-        """One block of columns of the right-hand side, its missing columns zero."""
-        nest, size, p = self.nest, self.block, self.p
-        zero = tirx.const(0.0, "float32")
-        cut = Cut(p.columns, size)
-
-        def part(number: Any, columns: int) -> Any:
-            def line(k: Any) -> Any:
-                def copy(lane: Any) -> Any:
-                    value = self.operand(self.right, b, index(0), number * index(size) + lane, k)
-                    return store(buffer, value, [to, k, lane])
-
-                def clear(lane: Any) -> Any:
-                    return store(buffer, zero, [to, k, index(columns) + lane])
-
-                return sequence(
-                    nest.in_pieces(pieces(columns, self.lanes), copy),
-                    nest.in_pieces(pieces(size - columns, self.lanes), clear),
-                )
-
-            return nest.loop("k", p.depth, line)
-
-        if not cut.full:
-            return part(index(0), cut.rest)
-        if not cut.rest:
-            return part(block, size)
-        return tirx.IfThenElse(block < index(cut.full), part(block, size), part(index(cut.full), cut.rest))
-
-    def _pack(self, b: Any, column_tile: Any) -> list[Any]:
-        """The blocks of a task, in a buffer of its own."""
-        nest, c = self.nest, self.c
-        count = min(c.cb * c.jt, self.blocks)
-        buffer = nest.buffer("packed", (count, self.p.depth, self.block))
-        start = column_tile * index(c.jt)
-
-        def one(j: Any) -> Any:
-            block = nest.alias("block", start + j, -(-self.blocks // count) * count)
-            made = self._pack_blocks(buffer, b, block, j)
-            if self.blocks % count:
-                return tirx.IfThenElse(block < index(self.blocks), made, None)
-            return made
-
-        self.packed, self.packed_from = buffer, start
-        return [allocate(buffer), nest.loop("j", count, one)]
-
-    def _pack_all(self) -> Any:
-        """All blocks of all batches, before the product."""
-        nest, p = self.nest, self.p
-        buffer = nest.buffer("packed", (p.batch * self.blocks, p.depth, self.block))
-
-        def one(j: Any) -> Any:
-            b = nest.alias("batch", tirx.floordiv(j, index(self.blocks)), p.batch) if p.batch > 1 else index(0)
-            block = nest.alias("block", tirx.floormod(j, index(self.blocks)), self.blocks)
-            return self._pack_blocks(buffer, b, block, j)
-
-        made = nest.parallel("pack", p.batch * self.blocks, one, self.c.parallel)
-        self.packed, self.packed_from = buffer, index(0)
-        return sequence(allocate(buffer), made)
-
-    def _stage(self, b: Any, row_tile: Any) -> list[Any]:
-        """The left-hand side's rows of a task, in a buffer of its own."""
-        nest, c, p = self.nest, self.c, self.p
-        buffer = nest.buffer("staged", (c.rb * c.mt, p.depth))
-        base = row_tile * index(c.mt)
-
-        def tile(number: Any, rows: int) -> Any:
-            def line(i: Any) -> Any:
-                row = number * index(c.mt) + i
-
-                def one(k: Any) -> Any:
-                    return store(
-                        buffer, self.operand(self.left, b, row, index(0), k), [self.program.simplify(row - base), k]
-                    )
-
-                return nest.lanes_over(p.depth, self.lanes, one)
-
-            return nest.loop("i", rows, line)
-
-        made = nest.tiles(row_tile, c.rb, self.rows, tile)
-        self.staged, self.staged_from = buffer, base
-        return [allocate(buffer), made]
-
-    def _stage_all(self) -> Any:
-        """The whole left-hand side, before the product."""
-        nest, p = self.nest, self.p
-        buffer = nest.buffer("staged", (p.batch * p.rows, p.depth))
-
-        def line(t: Any) -> Any:
-            b = nest.alias("batch", tirx.floordiv(t, index(p.rows)), p.batch) if p.batch > 1 else index(0)
-            row = nest.alias("row", tirx.floormod(t, index(p.rows)), p.rows)
-            return nest.lanes_over(
-                p.depth, self.lanes, lambda k: store(buffer, self.operand(self.left, b, row, index(0), k), [t, k])
-            )
-
-        made = nest.parallel("stage", p.batch * p.rows, line, self.c.parallel)
-        self.staged = buffer
-        return sequence(allocate(buffer), made)
