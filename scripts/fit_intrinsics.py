@@ -1,4 +1,4 @@
-"""Fit the polynomials of autofuse/codegen/intrinsics.py and print them with their errors: python scripts/fit_intrinsics.py
+"""Fit the polynomials of autofuse/codegen/intrinsics.py and print them with their errors.
 
 Chebyshev interpolation for exp and log; for erf a rational function in x², fitted by iterating a weighted linear
 least-squares problem (Sanathanan and Koerner, 1963) in extended precision.

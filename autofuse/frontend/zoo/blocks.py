@@ -16,8 +16,8 @@ from autofuse.frontend.zoo.builder import CENTRED_FROM, GraphBuilder
 # The g with Var[f(√g z)] = 1 for z ~ N(0, 1): in closed form for the rectifiers, by sampling for silu and mish. The
 # last two get a tenth more: they turn linear near zero, so a signal once too small would fade away, layer by layer.
 GAIN = {"linear": 1.0, "relu": 2.93, "relu6": 2.93, "leaky_relu": 2.66, "silu": 3.2, "mish": 2.8}
-# The g with Var[f(√g z + SHIFT)] = 1. Shifted by a batch norm's beta, activations work in their nearly linear part, and a
-# rounding error grows by 1 to 2 % a layer and not by 15 %: in a hundred layers that decides whether two right
+# The g with Var[f(√g z + SHIFT)] = 1. Shifted by a batch norm's beta, activations work in their nearly linear part,
+# and a rounding error grows by 1 to 2 % a layer and not by 15 %: in a hundred layers that decides whether two right
 # computations of the same network agree.
 SHIFT = 1.5
 SHIFTED_GAIN = {"leaky_relu": 1.138, "mish": 1.042}
