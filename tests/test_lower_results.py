@@ -99,7 +99,7 @@ def test_a_tensor_program_of_the_source_is_kept() -> None:
         (["Log"], False),  # log 0
         (["Reciprocal"], False),
         (["Sqrt"], False),
-        (["Sigmoid", "Tanh", "Softplus", "Floor"], True),
+        (["Sigmoid", "Tanh", "Softplus", "Floor", "LeakyRelu", "Abs", "Neg", "Ceil", "Round", "Sign"], True),
     ],
 )
 def test_what_a_chain_makes_of_padded_channels_does_not_reach_the_next_convolution(
