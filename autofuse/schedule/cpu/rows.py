@@ -141,7 +141,9 @@ def _widths(rows: Rows, hardware: Hardware) -> list[int]:
     if rows.lanes <= 2 * lanes:
         return [rows.lanes]
     found = []
-    for vectors in (4, 8, 2):
+    # Wide strips read longer pieces of memory, as long as there are enough of them for every core.
+    wide = rows.lanes >= 8 * lanes * 2 * hardware.cores
+    for vectors in (8, 4, 2) if wide else (4, 8, 2):
         width = min(rows.lanes, vectors * lanes)
         if width not in found:
             found.append(width)
