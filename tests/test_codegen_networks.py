@@ -21,7 +21,7 @@ from autofuse.frontend import prepare
 @pytest.mark.parametrize("strategy", ["dp", "greedy"])
 def test_random_networks_compute_what_onnx_runtime_does(strategy: str) -> None:
     # No shrinking: every example is compiled with full optimisation, and a failing one is small as it is.
-    @settings(max_examples=4, deadline=None, derandomize=True, phases=[Phase.generate],
+    @settings(max_examples=3, deadline=None, derandomize=True, phases=[Phase.generate],
               suppress_health_check=list(HealthCheck))  # fmt: skip
     @given(small_networks())
     def check(source: Any) -> None:

@@ -170,7 +170,7 @@ def test_bounds_of_the_padding_hold(kind: str, bound: float, share: float) -> No
     assert padding_bound(getattr(relax.op, kind)(x), [2 * LIMIT]) == float("inf")
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(small_networks())
 def test_random_networks_compute_what_they_did(source: Any) -> None:
     lowered_like_onnxruntime(source, tolerance=1e-4)
