@@ -86,9 +86,17 @@ class LoweredGroup:
         built["main"](*given, *empty.values())
         return [empty[t].numpy() for t in self.graph.outputs]
 
-    def agrees(self, family: ScheduleFamily, members: Sequence[int], tolerance: float = 1e-6) -> None:
-        """Assert that a part of the group gives what TVM's own loops give, on random operands, in any configuration."""
-        group = Group.of(self.graph, members, [t for m in members for t in self.graph.operators[m].outputs])
+    def agrees(
+        self, family: ScheduleFamily, members: Sequence[int], tolerance: float = 1e-6,
+        outputs: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
+        """Assert that a part of the group gives what TVM's own loops give, on random operands, in any configuration.
+
+        It writes `outputs`, by default all results of its members.
+        """
+        if outputs is None:
+            outputs = [t for m in members for t in self.graph.operators[m].outputs]
+        group = Group.of(self.graph, members, outputs)
         assert family.match(group, HARDWARE) is None
         device, random = tvm.cpu(), np.random.default_rng(1)
         shapes = [self.graph.tensors[t].shape for t in group.inputs]

@@ -20,6 +20,7 @@ def families(kind: str = "cpu") -> tuple[ScheduleFamily, ...]:
     from autofuse.schedule.cpu.plain import PlainFamily
     from autofuse.schedule.cpu.pool import PoolFamily
     from autofuse.schedule.cpu.rows import RowsFamily
+    from autofuse.schedule.cpu.staged import StagedFamily
     from autofuse.schedule.cpu.view import ViewFamily
 
     return (
@@ -29,6 +30,7 @@ def families(kind: str = "cpu") -> tuple[ScheduleFamily, ...]:
         PoolFamily(),
         MatmulFamily(),
         RowsFamily(),
+        StagedFamily(),
         ViewFamily(),
         ElementwiseFamily(),
         PlainFamily(),
