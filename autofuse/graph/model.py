@@ -48,7 +48,7 @@ class Tensor:
     layout: str = ""  # "" = as the model has it, else the blocked layout's name, e.g. "NCHW8c"
     logical_shape: tuple[int, ...] = ()
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """Number of stored elements."""
         n = 1
@@ -56,7 +56,7 @@ class Tensor:
             n *= extent
         return n
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """Stored size in bytes."""
         return self.elements * _DTYPE_BITS.get(self.dtype, 32) // 8

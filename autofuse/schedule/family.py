@@ -6,9 +6,10 @@ Matching, configurations and shapes work on the plain graph, without TVM; only `
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from functools import update_wrapper
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 from autofuse.graph.model import Group
 from autofuse.graph.reasons import Refusal
@@ -18,6 +19,27 @@ if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
 
 C = TypeVar("C", bound="Configuration")
+P = ParamSpec("P")
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+def remembered(find: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """`find(subject, *arguments)` that keeps its results with the subject: what a group is does not change.
+
+    For functions of frozen dataclasses that are asked again for every configuration. Arguments have to be hashable.
+    """
+    name = f"{find.__module__}.{find.__qualname__}"
+
+    def wrapper(subject: S, *args: P.args, **kwargs: P.kwargs) -> T:
+        kept: dict[tuple[object, ...], T] = subject.__dict__.setdefault(name, {})
+        key = (*args, *kwargs.items())
+        if key not in kept:
+            kept[key] = find(subject, *args, **kwargs)
+        return kept[key]
+
+    update_wrapper(wrapper, find)
+    return wrapper
 
 
 @dataclass(frozen=True)

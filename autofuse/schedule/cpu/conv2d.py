@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autofuse.graph.model import Group
 from autofuse.graph.reasons import Refusal
 from autofuse.schedule.cpu import window as W
-from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily
+from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily, remembered
 from autofuse.target import Hardware
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Extents:
         return self.kh * self.kw == 1
 
 
+@remembered
 def extents(window: W.Window) -> Extents:
     """The extents of the window's anchor."""
     oc, ic, kh, kw, ib, ob = window.weight.shape
@@ -127,7 +129,8 @@ class Conv2dFamily(ScheduleFamily):
         return found
 
 
-def register_tiles(e: Extents, hardware: Hardware) -> list[tuple[int, int, int]]:
+@lru_cache(maxsize=1024)
+def register_tiles(e: Extents, hardware: Hardware) -> tuple[tuple[int, int, int], ...]:
     """Register tiles (nb, ht, mt), best first. Accumulators, nb weights and one broadcast must fit the registers."""
     registers = hardware.vector_registers
     most = registers - registers // 4  # more accumulators than this spilled
@@ -152,7 +155,7 @@ def register_tiles(e: Extents, hardware: Hardware) -> list[tuple[int, int, int]]
                 time = full * _tile_time(nb, ht, mt, chains) + (_tile_time(nb, ht, rest, chains) if rest else 0.0)
                 scored.append((time / (nb * ht * e.ow), rest != 0, ht, nb, (nb, ht, mt)))
     scored.sort()
-    return [item[-1] for item in scored]
+    return tuple(item[-1] for item in scored)
 
 
 def _tile_time(nb: int, ht: int, mt: int, chains: int) -> float:

@@ -15,7 +15,7 @@ from autofuse.graph.model import Group
 from autofuse.graph.reasons import Refusal
 from autofuse.schedule.cpu import conv2d as conv
 from autofuse.schedule.cpu import window as W
-from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily
+from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily, remembered
 from autofuse.target import Hardware
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class _Pair:
         return (pooled - 1) * W.pair(self.pool.anchor.attrs, "strides", 1)[0] + self.taps[0]
 
 
+@remembered
 def _split(group: Group) -> _Pair | Refusal:
     pools = [op for op in group.operators if op.kind in _POOLS]
     if len(pools) != 1:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from autofuse.graph.model import Group, MappingType, Operator
 from autofuse.graph.reasons import Refusal
-from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily
+from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily, remembered
 from autofuse.target import Hardware
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class ElementwiseConfig(Configuration):
     vectors: int
 
 
+@remembered
 def collapsible(group: Group) -> int:
     """How many trailing axes of the result run as one: all operands pass through them whole or not at all."""
     shape = group.graph.tensors[group.outputs[-1]].shape
@@ -130,6 +131,7 @@ class ElementwiseFamily(ScheduleFamily):
         return blocks.guarded(f"elementwise group {group.label}", build)
 
 
+@remembered
 def repeated(group: Group) -> list[Operator]:
     """Members whose costly value a broadcast inside the group would repeat."""
     graph, inside = group.graph, set(group.members)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from autofuse.graph.model import Group, MappingType, Operator, Tensor
 from autofuse.graph.reasons import Refusal
 from autofuse.schedule.cpu.rowspace import INJECTIVE, keeps_to_rows, rows_of
+from autofuse.schedule.family import remembered
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Product:
         """A tensor of the graph."""
         return self.group.graph.tensors[index]
 
-    @property
+    @cached_property
     def memory_bytes(self) -> int:
         """Compulsory traffic: every operand and result of the group once."""
         return sum(self.tensor(t).bytes for t in (*self.group.inputs, *self.group.outputs))
@@ -50,6 +52,7 @@ class Product:
         return any(op.mapping is MappingType.SHUFFLE for op in self.right)
 
 
+@remembered
 def parse(group: Group, lanes: int) -> Product | Refusal:
     """The group's product, or why it is none that one kernel can compute."""
     graph = group.graph

@@ -13,6 +13,7 @@ from typing import Any
 
 from autofuse.graph.model import Graph, Group, MappingType, Operator
 from autofuse.graph.reasons import Refusal
+from autofuse.schedule.family import remembered
 
 INJECTIVE = frozenset({MappingType.ONE_TO_ONE, MappingType.ONE_TO_MANY, MappingType.REORGANIZE, MappingType.SHUFFLE})
 
@@ -65,6 +66,7 @@ def rows_of(op: Operator, graph: Graph) -> Rows | Refusal:
     return Rows(prod(shape[: axes[0]]), prod(shape[axes[0] : axes[-1] + 1]), prod(shape[axes[-1] + 1 :]))
 
 
+@remembered
 def view(group: Group) -> Rows | Refusal:
     """The rows that all reductions of the group share, and that everything after them keeps to."""
     graph = group.graph

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from autofuse.graph.model import Group, MappingType, Operator, Tensor
 from autofuse.graph.reasons import Refusal
+from autofuse.schedule.family import remembered
 from autofuse.target import Hardware
 
 if TYPE_CHECKING:
@@ -36,17 +38,17 @@ class Window:
         """A tensor of the graph."""
         return self.group.graph.tensors[index]
 
-    @property
+    @cached_property
     def data(self) -> Tensor:
         """The anchor's data operand."""
         return self.tensor(self.anchor.inputs[0])
 
-    @property
+    @cached_property
     def weight(self) -> Tensor:
         """The anchor's second operand."""
         return self.tensor(self.anchor.inputs[1])
 
-    @property
+    @cached_property
     def out(self) -> Tensor:
         """The anchor's result."""
         return self.tensor(self.anchor.outputs[0])
@@ -56,7 +58,7 @@ class Window:
         """Whether the anchor pads its data."""
         return any(pair(self.anchor.attrs, "padding", 0))
 
-    @property
+    @cached_property
     def memory_bytes(self) -> int:
         """Compulsory traffic: every operand and result of the group once."""
         return sum(self.tensor(t).bytes for t in (*self.group.inputs, *self.group.outputs))
@@ -68,6 +70,7 @@ def pair(attrs: Any, key: str, default: int) -> tuple[int, ...]:
     return (int(value),) * 2 if isinstance(value, int) else tuple(int(v) for v in value)
 
 
+@remembered
 def parse(group: Group, kinds: Collection[str], variants: Collection[str] = ()) -> Window | Refusal:
     """The group's window, or why it has none: one anchor of `kinds`, everything else elementwise around it."""
     anchors = [op for op in group.operators if op.kind in kinds]
@@ -139,11 +142,13 @@ def _producers(tensors: Collection[int], producer: dict[int, Operator]) -> set[i
     return found
 
 
-def divisors(n: int) -> list[int]:
+@lru_cache(maxsize=4096)
+def divisors(n: int) -> tuple[int, ...]:
     """The divisors of n, ascending."""
-    return [d for d in range(1, n + 1) if n % d == 0]
+    return tuple(d for d in range(1, n + 1) if n % d == 0)
 
 
+@lru_cache(maxsize=4096)
 def divisor_near(n: int, wanted: float) -> int:
     """The divisor of n closest to `wanted` by ratio, the smaller of two equally close ones."""
     return min(divisors(n), key=lambda d: (max(d / wanted, wanted / d), d))
