@@ -1,0 +1,142 @@
+"""What every schedule family promises, checked for all of them on the groups of one small network."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from autofuse.compiler import Analysed, analyse
+from autofuse.graph.model import Group
+from autofuse.graph.reasons import Refusal
+from autofuse.schedule.family import ScheduleFamily
+from autofuse.schedule.registry import families, family
+from autofuse.search.candidates import legal_groups
+
+NAMES = [f.name for f in families()]
+# The family of last resort takes what no other does: a convolution over three axes here, which stands in no network.
+RARE = {"plain"}
+
+
+def weight(name: str, *shape: int) -> onnx.TensorProto:
+    return numpy_helper.from_array(np.random.default_rng(len(name)).normal(0, 0.2, shape).astype("float32"), name)
+
+
+def network() -> onnx.ModelProto:
+    """Convolutions, pooling, squeeze-excitation, softmax, layer norm, matrix products, reshapes, transposes."""
+    node = helper.make_node
+    nodes = [
+        node("Conv", ["x", "w0"], ["a"], pads=[1, 1, 1, 1]),
+        node("Relu", ["a"], ["b"]),
+        node("MaxPool", ["b"], ["c"], kernel_shape=[2, 2], strides=[2, 2]),
+        node("Conv", ["c", "w1"], ["d"], pads=[1, 1, 1, 1], group=16),
+        node("GlobalAveragePool", ["d"], ["e"]),
+        node("Conv", ["e", "w2"], ["f"]),
+        node("Sigmoid", ["f"], ["g"]),
+        node("Mul", ["d", "g"], ["h"]),
+        node("AveragePool", ["h"], ["i"], kernel_shape=[3, 3], strides=[1, 1], pads=[1, 1, 1, 1]),
+        node("Exp", ["i"], ["i2"]),
+        node("Reshape", ["i2", "rows"], ["j"]),
+        node("LayerNormalization", ["j", "gamma", "beta"], ["k"], axis=-1),
+        node("MatMul", ["k", "w3"], ["l"]),
+        node("Transpose", ["l"], ["m"], perm=[1, 0]),
+        node("MatMul", ["l", "m"], ["n"]),
+        node("Softmax", ["n"], ["o"], axis=-1),
+        node("Reshape", ["o", "flat"], ["p"]),
+        node("Tanh", ["p"], ["y"]),
+    ]
+    initialisers = [
+        weight("w0", 16, 3, 3, 3),
+        weight("w1", 16, 1, 3, 3),
+        weight("w2", 16, 16, 1, 1),
+        weight("w3", 36, 40),
+        weight("gamma", 36),
+        weight("beta", 36),
+        numpy_helper.from_array(np.array([16, 36]), "rows"),
+        numpy_helper.from_array(np.array([256]), "flat"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "conformance",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 12, 12])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [256])],
+        initialisers,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.fixture(scope="module")
+def analysed() -> Analysed:
+    return analyse(network(), threads=2)
+
+
+@pytest.fixture(scope="module")
+def groups(analysed: Analysed) -> list[Group]:
+    found = legal_groups(analysed.graph, hardware=analysed.hardware, families=families())
+    return [legal.group for legal in found]
+
+
+def taken(which: ScheduleFamily, groups: list[Group], analysed: Analysed) -> list[Group]:
+    return [g for g in groups if which.match(g, analysed.hardware) is None]
+
+
+def test_names_are_unique_and_findable() -> None:
+    assert len(set(NAMES)) == len(NAMES)
+    for name in NAMES:
+        assert family(name).name == name
+        assert family(name).version >= 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_verdict_is_none_or_a_refusal_with_a_reason(name: str, groups: list[Group], analysed: Analysed) -> None:
+    for group in groups:
+        verdict = family(name).match(group, analysed.hardware)
+        assert verdict is None or (isinstance(verdict, Refusal) and verdict.rule and verdict.detail)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_configurations_are_distinct_stable_and_read_back(name: str, groups: list[Group], analysed: Analysed) -> None:
+    which = family(name)
+    mine = taken(which, groups, analysed)
+    assert mine or name in RARE, f"no group of the network is for {name}"
+    for group in mine:
+        configs = list(which.configs(group, analysed.hardware))
+        texts = [c.text for c in configs]
+        assert texts and len(set(texts)) == len(texts)
+        assert texts == [c.text for c in which.configs(group, analysed.hardware)]
+        assert [which.configuration.parse(t) for t in texts] == configs
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shapes_are_sane(name: str, groups: list[Group], analysed: Analysed) -> None:
+    which = family(name)
+    for group in taken(which, groups, analysed):
+        for config in which.configs(group, analysed.hardware):
+            shape = which.shape(group, config, analysed.hardware)
+            assert shape.tasks >= 1 and 0 < shape.vector_fill <= 1 and shape.recompute >= 1
+            assert shape.accumulators >= 1 and shape.independent_chains >= 1
+            assert min(shape.l1_bytes, shape.l2_bytes, shape.l3_bytes, shape.memory_bytes, shape.footprint) >= 0
+            assert shape.loops >= (0 if name == "view" else 1)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "view"])
+def test_scheduling_is_deterministic_and_leaves_the_function_alone(
+    name: str, groups: list[Group], analysed: Analysed
+) -> None:
+    which = family(name)
+    for group in taken(which, groups, analysed)[:4]:
+        func = analysed.fuser.fuse(group)
+        before = func.script()
+        for config in list(which.configs(group, analysed.hardware))[:2]:
+            once = which.apply(func, group, config, analysed.hardware)
+            again = which.apply(func, group, config, analysed.hardware)
+            assert once.script() == again.script()
+            assert len(once.params) == len(group.inputs) + len(group.outputs)
+        assert func.script() == before
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_text_that_is_no_configuration_is_refused(name: str) -> None:
+    with pytest.raises(ValueError):
+        family(name).configuration.parse("nonsense=1")
