@@ -176,6 +176,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15, help="rounds of an engine that is not slow")
     parser.add_argument("--budget", type=float, default=90.0, help="seconds for the rounds of one network")
     parser.add_argument("--engine-budget", type=float, default=90.0, help="seconds that a slow engine may take")
+    parser.add_argument("--again", action="store_true", help="measure everything, whatever is there")
     parser.add_argument("--page-only", action="store_true", help="write the page from the results that are there")
     parser.add_argument("--compile", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -200,7 +201,7 @@ def main() -> int:
                 continue
             batch = large_batch(network, options.threads) if text == "large" else int(text)
             path = RAW / f"{network}-b{batch}.json"
-            if path.exists() and not options.networks:
+            if path.exists() and not options.networks and not options.again:
                 continue
             print(f"{network}, batch {batch}", file=sys.stderr, flush=True)
             try:
