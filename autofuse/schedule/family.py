@@ -31,7 +31,7 @@ def remembered(find: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, 
     """
     name = f"{find.__module__}.{find.__qualname__}"
 
-    def wrapper(subject: S, *args: P.args, **kwargs: P.kwargs) -> T:
+    def wrapper(subject: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
         kept: dict[tuple[object, ...], T] = subject.__dict__.setdefault(name, {})
         key = (*args, *kwargs.items())
         if key not in kept:
