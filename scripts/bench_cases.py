@@ -173,8 +173,8 @@ def page(raws: Sequence[Raw]) -> str:
     by_name = {raw["case"]: raw for raw in raws}
     parts = [
         "# Cases",
-        "Written by `scripts/bench_cases.py`; not to be edited. Small models from public bug reports about fusion, at full"
-        " size: tests/fusion_cases.py has them, tests/test_cases.py what must hold of kernels and operations.",
+        "Written by `scripts/bench_cases.py`; not to be edited. Small models from public bug reports about fusion, at"
+        " full size: tests/fusion_cases.py has them, tests/test_cases.py what must hold of kernels and operations.",
         machine_text(raws[0]["machine"]),
         f"{raws[0]['bench']['threads']} threads; engines take turns round by round, each in a process of its own. Times"
         " are medians of whole calls, numpy arrays in and out, ± half the distance between the quartiles; ratios are"

@@ -276,6 +276,15 @@ def test_long_chains_become_few_kernels() -> None:
         assert case.built(strategy).executable.kernels <= operators // 40
 
 
+def test_a_chain_short_enough_to_depend_on_its_input() -> None:
+    """The long one's values run into a fixed point, whatever comes in."""
+    short = Bench(fusion_cases.build("long_chain", links=8))
+    assert float(np.ptp(short.expected[0])) > 1e-3
+    built = short.built("dp")
+    assert built.executable.kernels == 1
+    np.testing.assert_allclose(built.executable(**short.arrays)[0], short.expected[0], rtol=0, atol=1e-6)
+
+
 def test_wide_concatenations_become_few_kernels() -> None:
     case = bench("wide_concat")
     assert case.built("dp").executable.kernels <= len(case.analysed.graph.operators) // 16
