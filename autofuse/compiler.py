@@ -166,6 +166,18 @@ def choose_cost_model(
     return RecordedCostModel(store, fingerprint(analysed.target.threads).digest, base)
 
 
+def choose_thresholds(thresholds: Thresholds | str | Path | None, predictor: str | Path | None) -> Thresholds | None:
+    """The thresholds given (or their file), else those that were tuned for the predictor, else None: the defaults.
+
+    Raises PlanError when a file cannot be read.
+    """
+    from autofuse.search.thresholds import load_thresholds
+
+    if thresholds is None and predictor is not None and (Path(predictor) / "thresholds.json").is_file():
+        thresholds = Path(predictor) / "thresholds.json"
+    return load_thresholds(thresholds) if isinstance(thresholds, str | Path) else thresholds
+
+
 def compile_model(
     model: Any,
     *,
@@ -211,10 +223,7 @@ def compile_model(
     tell("searching")
     start = time.perf_counter()
     costs = choose_cost_model(analysed, cost_model, predictor, db)
-    if isinstance(thresholds, str | Path):
-        from autofuse.search.thresholds import load_thresholds
-
-        thresholds = load_thresholds(thresholds)
+    thresholds = choose_thresholds(thresholds, predictor)
     problem = problem_of(analysed, costs, thresholds, int((max_memory or 0) * 1e6))
     if plan is not None:
         result = follow_plan(plan, problem, analysed)

@@ -21,11 +21,10 @@ def command(model: str, edge: str | None, everything: bool, as_json: bool, **giv
 
     Without --edge or --all: the plan, kernel by kernel.
     """
-    from autofuse.compiler import analyse, choose_cost_model, follow_plan, problem_of
+    from autofuse.compiler import analyse, choose_cost_model, choose_thresholds, follow_plan, problem_of
     from autofuse.report.explain import Explainer
     from autofuse.schedule.registry import families
     from autofuse.search.strategies import strategy
-    from autofuse.search.thresholds import load_thresholds
 
     with status(f"explaining {model}") as tell:
         analysed = analyse(
@@ -37,7 +36,7 @@ def command(model: str, edge: str | None, everything: bool, as_json: bool, **giv
             progress=tell,
         )
         costs = choose_cost_model(analysed, given["cost_model"], given["predictor"], given["db"])
-        limits = load_thresholds(given["thresholds"]) if given["thresholds"] else None
+        limits = choose_thresholds(given["thresholds"], given["predictor"])
         problem = problem_of(analysed, costs, limits, int((given["max_memory"] or 0) * 1e6))
         if given["plan"]:
             result = follow_plan(given["plan"], problem, analysed)
