@@ -7,16 +7,22 @@ results exist nowhere in memory though they may still be needed, and the choices
 From a state only the groups of one operator are tried: the first that the last waiting choice still needs, or
 else the first undecided one. Every acyclic cover is so reached along exactly one path, and the orders of independent
 branches are not multiplied. An undecided operator may also be left to be recomputed by all who use it.
+
+Before that, choices that cannot be part of a cheapest cover are put aside (prices.py). What is left usually cuts the
+graph into more and smaller regions. Covers without recomputation come first: they are quickly found, they cut into
+smaller regions still, and their best is what a recomputing choice has to beat. A cover that meets the bound (but for
+a ten-millionth) is the answer, and nothing is searched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from autofuse.graph.model import Graph, bits
+from autofuse.search.prices import Prices, priced, prices, sharper
 from autofuse.search.problem import Choice, Thresholds
 from autofuse.search.regions import Region, cut
 
@@ -25,6 +31,12 @@ _SLACK = 1 + 1e-12  # sums of the same numbers in another order differ by roundi
 _QUICK_BEAM = 8  # states a level in the first look for a bound
 _TRANSITIONS_PER_STATE = 8  # transitions that count as one more state against the cap
 _CAPPED_BEAM = 24  # states a level once a region ran over its cap
+_ROUNDS = 4  # rounds of putting choices aside and cutting anew
+_WORTH_A_ROUND = 0.9  # share of the choices kept, above which another round brings little
+_MANY = 64  # choices from which on a quick search for a better bound pays
+_LARGE = 1024  # the same for a solver of linear programs
+_NEAR = 1e-6  # gap, as a share, that is not worth a solver
+_EQUAL = 1e-7  # gap, as a share, up to which a cover counts as proved the cheapest: costs are estimates
 
 
 @dataclass
@@ -110,11 +122,15 @@ class CoverSearch:
         limit is set. With `minimise_peak` the weights are ignored and the value is the peak in bytes. cap: instead of
         `states_per_region`.
         """
+        bounding = [list(k) for k in known]
+        regions: Sequence[Region] = self.regions
+        if not max_memory and not minimise_peak:
+            regions, bounding = self._narrowed(weights, bounding, cap)
         memo: dict[tuple[object, ...], tuple[list[int], bool]] = {}
         chosen: list[int] = []
         exact = True
-        known_sets = [set(k) for k in known]
-        for region in self.regions:
+        known_sets = [set(k) for k in bounding]
+        for region in regions:
             covers = [[j for j, c in enumerate(region.choices) if c.index in k] for k in known_sets]
             structure = region.structure(weights) if not max_memory and not minimise_peak else None
             solved = memo.get(structure) if structure is not None else None
@@ -131,6 +147,100 @@ class CoverSearch:
         value = sum(weights[i] for i in chosen)
         self.counters.exact = self.counters.exact and exact
         return Cover(tuple(chosen), value, exact)
+
+    def _narrowed(
+        self, weights: Sequence[float], known: list[list[int]], cap: int | None
+    ) -> tuple[Sequence[Region], list[list[int]]]:
+        """Regions of the choices that may be in a cheapest cover, and a cover of them that is no dearer than `known`.
+
+        Where single operators are missing there may be none, and all choices stay.
+        """
+        plain = [i for i, c in enumerate(self.choices) if not c.recomputed]
+        if len(plain) < len(self.choices):
+            counters = Counters()
+            search = CoverSearch(self.graph, [self.choices[i] for i in plain], self.thresholds, counters)
+            place = {i: j for j, i in enumerate(plain)}
+            without = [[place[i] for i in k] for k in known if all(i in place for i in k)]
+            cover = search.best([weights[i] for i in plain], without, cap=cap)
+            self.counters.regions = max(self.counters.regions, counters.regions)
+            self.counters.states += counters.states
+            self.counters.transitions += counters.transitions
+            if cover is not None:
+                known = [*known, [plain[j] for j in cover.chosen]]
+        regions: Sequence[Region] = self.regions
+        left = len(self.choices)
+        for _ in range(_ROUNDS):
+            kept: list[int] = []
+            best: list[int] = []
+            memo: dict[tuple[object, ...], tuple[list[int], list[int]] | None] = {}
+            known_sets = [set(k) for k in known]
+            for region in regions:
+                structure = region.structure(weights)
+                if structure not in memo:
+                    covers = [[j for j, c in enumerate(region.choices) if c.index in k] for k in known_sets]
+                    memo[structure] = self._worthwhile(region, weights, covers)
+                found = memo[structure]
+                if found is None:
+                    return regions, known
+                kept.extend(region.choices[j].index for j in found[0])
+                best.extend(region.choices[j].index for j in found[1])
+            known = [best]
+            if len(kept) < left:
+                self.counters.cut("too_dear", left - len(kept))
+                regions = cut(self.graph, self.choices, among=sorted(kept))
+            if len(kept) > _WORTH_A_ROUND * left:
+                break
+            left = len(kept)
+        return regions, known
+
+    def _worthwhile(
+        self, region: Region, weights: Sequence[float], covers: Sequence[list[int]]
+    ) -> tuple[list[int], list[int]] | None:
+        """Positions of the region's choices that may be in a cheapest cover, and of the best cover so far."""
+        own = [weights[c.index] for c in region.choices]
+        found = prices(len(region.operators), region.choices, own, skippable(region))
+        candidates = [*covers, *([found.cover] if found.cover is not None else [])]
+        if not candidates:
+            return None
+        best = min(candidates, key=lambda cover: sum(own[j] for j in cover))
+        positions = list(range(len(own)))
+        kept = _not_too_dear(found, own, best)
+        value = sum(own[j] for j in best)
+        if len(kept) > _LARGE and value - found.bound > _NEAR * value:
+            better = sharper(
+                len(region.operators), [region.choices[j] for j in kept], [own[j] for j in kept], skippable(region)
+            )
+            if better is not None and better.bound > found.bound:
+                place = {j: i for i, j in enumerate(kept)}
+                positions, found = kept, better
+                left = _not_too_dear(found, [own[j] for j in kept], [place[j] for j in best])
+                kept = [positions[i] for i in left]
+        if len(kept) > _MANY and value - found.bound > _NEAR * value:
+            part = replace(region, choices=tuple(region.choices[j] for j in kept))
+            quick = _RegionSearch(self, part, weights, 0, False, 0).look(value)
+            if quick is not None:
+                best = [kept[j] for j in quick]
+                place = {j: i for i, j in enumerate(positions)}
+                left = _not_too_dear(found, [own[j] for j in positions], [place[j] for j in best])
+                kept = [positions[i] for i in left]
+        return kept, best
+
+
+def skippable(region: Region) -> int:
+    """The operators that may be left to recomputation, as a bit set."""
+    extra = 0
+    for c in region.choices:
+        extra |= c.extra
+    return extra & ~region.must_write
+
+
+def _not_too_dear(found: Prices, weights: Sequence[float], best: Sequence[int]) -> list[int]:
+    value = sum(weights[j] for j in best)
+    if value - found.bound <= _EQUAL * value:
+        return sorted(best)
+    limit = value * _SLACK - found.bound
+    needed = set(best)
+    return [j for j, slack in enumerate(found.slack) if slack <= limit or j in needed]
 
 
 class _RegionSearch:
@@ -158,56 +268,17 @@ class _RegionSearch:
         self.track_memory = bool(max_memory) or minimise_peak
         self.exact = True
         self.work = 0  # states, and transitions that weigh as much
-        extra = 0
-        for c in region.choices:
-            extra |= c.extra
-        self.may_skip = extra & ~region.must_write
-        self._share_out()
+        self.may_skip = skippable(region)
+        # A bound of what is left: the prices of what is undecided. Choices pay for what they recompute too.
+        self.share = prices(len(region.operators), region.choices, self.weights, self.may_skip).of
+        self.share_of = [sum([self.share[v] for v in bits(priced(c, self.may_skip))]) for c in region.choices]
+        # Not a bound: recomputing an operator does not make it free.
+        self.fair_of = [sum([self.share[v] for v in c.operators]) for c in region.choices]
         self._sort_choices()
 
-    def _share_out(self) -> None:
-        """A lower bound: each operator's smallest share of a choice's weight, shared in proportion to singles.
-
-        An operator that may be left to recomputation costs nothing at least.
-        """
-        count = len(self.region.operators)
-        base = [_INFINITE] * count
-        shared = [_INFINITE] * count
-        for c, w in zip(self.choices, self.weights, strict=True):
-            if len(c.operators) == 1:
-                v = c.operators[0]
-                base[v] = min(base[v], w)
-            elif c.operators:
-                for v in c.operators:
-                    shared[v] = min(shared[v], w / len(c.operators))
-        base = [b if b < _INFINITE else s for b, s in zip(base, shared, strict=True)]
-        free = self.may_skip
-        ratio = [_INFINITE] * count
-        fair = [_INFINITE] * count
-        for c, w in zip(self.choices, self.weights, strict=True):
-            total = sum([base[v] for v in c.operators])
-            share = w / total if total > 0 else 0.0
-            for v in c.operators:
-                if share < fair[v]:
-                    fair[v] = share
-            if c.owned & free:
-                fixed = sum([base[v] for v in c.operators if not free >> v & 1])
-                share = w / fixed if fixed > 0 else 0.0
-            for v in c.operators:
-                if share < ratio[v]:
-                    ratio[v] = share
-        self.share = [0.0 if free >> v & 1 or ratio[v] == _INFINITE else base[v] * ratio[v] for v in range(count)]
-        self.share_of = [sum([self.share[v] for v in c.operators]) for c in self.choices]
-        # Not a bound: what an operator costs wherever it is computed. Recomputing one does not make it free.
-        self.fair = [0.0 if fair[v] == _INFINITE else base[v] * fair[v] for v in range(count)]
-        self.fair_of = [sum([self.fair[v] for v in c.operators]) for c in self.choices]
-
     def _sort_choices(self) -> None:
-        """For each operator the choices that begin with it, cheapest per operator first."""
-        worth = [
-            (w / s if s > 0 else w / max(1, len(c.operators)), -len(c.operators))
-            for c, w, s in zip(self.choices, self.weights, self.share_of, strict=True)
-        ]
+        """For each operator the choices that begin with it, those that lose least against the bound first."""
+        worth = [(w - s, -len(c.operators)) for c, w, s in zip(self.choices, self.weights, self.share_of, strict=True)]
         self.sorted = sorted(range(len(self.choices)), key=lambda j: (worth[j], j))
         self.beginning: list[list[int]] = [[] for _ in self.region.operators]
         for j in self.sorted:
@@ -226,6 +297,11 @@ class _RegionSearch:
             for v in self.choices[j].operators:
                 groups[v].append(j)
         return groups
+
+    def look(self, bound: float) -> list[int] | None:
+        """A cover that weighs less than `bound`, if a quick search finds one: positions in run order."""
+        quick = self._search(bound, beam=_QUICK_BEAM, quick=True)
+        return quick[0] if quick is not None and quick[1] < bound else None
 
     def run(self, known: Sequence[Sequence[int]]) -> tuple[list[int], bool] | None:
         """Positions in the region's choices, in run order, and whether that is proved best; None if nothing fits."""
@@ -251,7 +327,7 @@ class _RegionSearch:
         limit = bound * min(1.0, self.thresholds.abort_factor) * _SLACK if bound < float("inf") else bound
         count = len(self.region.operators)
         levels: list[dict[_Key, _Node]] = [{} for _ in range(count + 1)]
-        levels[0][0, 0, ()] = _Node(0.0, sum(self.share), sum(self.fair), 0, None)
+        levels[0][0, 0, ()] = _Node(0.0, sum(self.share), sum(self.share), 0, None)
         seen = 0
         for level in range(count):
             states = levels[level]

@@ -47,17 +47,25 @@ class Region:
         return (len(self.operators), self.must_write, self.needs, rows)
 
 
-def cut(graph: Graph, choices: Sequence[Choice], *, whole: bool = False) -> list[Region]:
-    """The regions in an order in which they can run; with `whole`, one region with everything."""
+def cut(
+    graph: Graph, choices: Sequence[Choice], *, whole: bool = False, among: Sequence[int] | None = None
+) -> list[Region]:
+    """The regions in an order in which they can run; with `whole`, one region with everything.
+
+    among: positions of the choices to take, by default all.
+    """
+    taken = range(len(choices)) if among is None else among
     position = {op: i for i, op in enumerate(depth_first(graph))}
-    parts = [sorted(position, key=position.__getitem__)] if whole else _components(graph, choices, position)
+    if whole:
+        parts = [sorted(position, key=position.__getitem__)]
+    else:
+        parts = _components(graph, [choices[i] for i in taken], position)
     where = {op: r for r, part in enumerate(parts) for op in part}
     inside: list[list[int]] = [[] for _ in parts]
-    for i, choice in enumerate(choices):
-        inside[where[choice.group.members[0]]].append(i)
     repeated = 0
-    for choice in choices:
-        repeated |= choice.recomputed
+    for i in taken:
+        inside[where[choices[i].group.members[0]]].append(i)
+        repeated |= choices[i].recomputed
     return [_region(graph, part, [(i, choices[i]) for i in inside[r]], repeated) for r, part in enumerate(parts)]
 
 

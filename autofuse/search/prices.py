@@ -1,0 +1,151 @@
+"""A price for every operator, so that no choice is cheaper than its operators: a bound, and which choices may pay.
+
+Takes a region and the weights of its choices; gives prices that add up to a lower bound of every cover's weight.
+
+Every operator is owned by exactly one choice of a cover, or, where it may be left to recomputation (skippable),
+computed inside at least one. So with prices p, p >= 0 for skippable operators, and for every choice G a
+slack(G) = weight(G) - sum of p over what G owns or recomputes >= 0, a cover weighs
+
+    sum of weights = sum of slacks + sum over G of p(G) >= sum of slacks + sum of all prices.
+
+The sum of all prices bounds every cover, and a cover that uses G weighs at least that and slack(G): where this is more
+than a known cover weighs, G is in no cheapest cover (linear programming: reduced cost fixing). A choice that computes
+something again thus has to pay for it: it stays only if what it saves may exceed the prices of what it repeats.
+
+The prices come from the cheapest cut of the region's order into choices of neighbours, whose differences are the best
+prices for these choices alone, made feasible for all and raised operator by operator. They are mostly the optimum of
+the linear program or close to it. In a large region what is missing costs more than a solver for linear programs does,
+whose prices `sharper` makes feasible in the same way: rounding never makes the bound wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autofuse.graph.model import bits
+from autofuse.search.regions import LocalChoice
+
+_INFINITE = float("inf")
+_PASSES = 8
+_GAIN = 1e-6  # relative; passes that raise the bound by less end it
+
+
+@dataclass(frozen=True)
+class Prices:
+    """`of`: each operator's price. `bound`: their sum. `slack`: each choice's weight over its operators' prices.
+
+    `cover`: positions of the cheapest cut into neighbours, in order; None if single operators are missing.
+    """
+
+    of: list[float]
+    bound: float
+    slack: list[float]
+    cover: list[int] | None
+
+
+def priced(choice: LocalChoice, skippable: int) -> int:
+    """The operators whose prices a choice has to pay, as a bit set."""
+    return choice.owned | choice.extra & skippable
+
+
+def prices(count: int, choices: Sequence[LocalChoice], weights: Sequence[float], skippable: int) -> Prices:
+    """Prices of a region's `count` operators; `skippable`: those that may be left to recomputation."""
+    price, cover = _neighbours(count, choices, weights)
+    return _feasible(price, _rows(choices, skippable), weights, skippable, cover)
+
+
+def sharper(count: int, choices: Sequence[LocalChoice], weights: Sequence[float], skippable: int) -> Prices | None:
+    """The same with the prices of the linear program; None if there is no solver, or it gives up."""
+    try:
+        from scipy.optimize import linprog
+        from scipy.sparse import csr_matrix
+    except ImportError:
+        return None
+    rows = _rows(choices, skippable)
+    scale = count / (sum(weights) or 1.0) * len(rows)
+    starts = [0]
+    for row in rows:
+        starts.append(starts[-1] + len(row))
+    places = [v for row in rows for v in row]
+    table = csr_matrix(([1.0] * len(places), places, starts), shape=(len(rows), count))
+    limits = [(0.0 if skippable >> v & 1 else None, None) for v in range(count)]
+    solved = linprog([-1.0] * count, A_ub=table, b_ub=[w * scale for w in weights], bounds=limits, method="highs")
+    if solved.x is None:
+        return None
+    price = [float(x) / scale for x in solved.x]
+    price = [max(0.0, x) if skippable >> v & 1 else x for v, x in enumerate(price)]
+    return _feasible(price, rows, weights, skippable, None)
+
+
+def _rows(choices: Sequence[LocalChoice], skippable: int) -> list[tuple[int, ...]]:
+    return [c.operators if not c.extra & skippable else tuple(bits(priced(c, skippable))) for c in choices]
+
+
+def _feasible(
+    price: list[float],
+    rows: Sequence[tuple[int, ...]],
+    weights: Sequence[float],
+    skippable: int,
+    cover: list[int] | None,
+) -> Prices:
+    count = len(price)
+    users: list[list[int]] = [[] for _ in range(count)]
+    slack = []
+    for j, row in enumerate(rows):
+        left = weights[j]
+        for v in row:
+            users[v].append(j)
+            left -= price[v]
+        slack.append(left)
+    # What is too dear is first taken back evenly, the worst first; then each operator takes what its choices leave.
+    for j in sorted((j for j, left in enumerate(slack) if left < 0), key=lambda j: (slack[j], j)):
+        if slack[j] < 0:
+            step = slack[j] / len(rows[j])
+            for v in rows[j]:
+                _move(v, step if not skippable >> v & 1 else max(step, -price[v]), price, slack, users)
+    bound = -_INFINITE
+    for turn in range(_PASSES):
+        for v in range(count) if turn % 2 else range(count - 1, -1, -1):
+            if users[v]:
+                step = min([slack[j] for j in users[v]])
+                if step:
+                    _move(v, max(step, -price[v]) if skippable >> v & 1 else step, price, slack, users)
+        reached = sum(price)
+        if reached <= bound + _GAIN * abs(reached):
+            break
+        bound = reached
+    return Prices(price, sum(price), slack, cover)
+
+
+def _move(v: int, step: float, price: list[float], slack: list[float], users: Sequence[Sequence[int]]) -> None:
+    price[v] += step
+    for j in users[v]:
+        slack[j] -= step
+
+
+def _neighbours(
+    count: int, choices: Sequence[LocalChoice], weights: Sequence[float]
+) -> tuple[list[float], list[int] | None]:
+    """The cheapest cut of 0..count-1 into choices of neighbours: differences of its partial sums, and its choices."""
+    ending: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+    for j, c in enumerate(choices):
+        row = c.operators
+        if row and not c.extra and row[-1] - row[0] == len(row) - 1:
+            ending[row[-1]].append((row[0], j))
+    best = [0.0] + [_INFINITE] * count
+    taken = [-1] * count
+    for v in range(count):
+        for first, j in ending[v]:
+            value = best[first] + weights[j]
+            if value < best[v + 1]:
+                best[v + 1], taken[v] = value, j
+    if best[count] == _INFINITE:
+        return [0.0] * count, None
+    cover: list[int] = []
+    v = count - 1
+    while v >= 0:
+        cover.append(taken[v])
+        v = choices[taken[v]].operators[0] - 1
+    whole = _INFINITE not in best
+    return [best[v + 1] - best[v] if whole else 0.0 for v in range(count)], cover[::-1]
