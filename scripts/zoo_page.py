@@ -235,6 +235,8 @@ def expectations(raws: Sequence[Raw]) -> str:
     """Each expectation with the networks that miss it."""
 
     def verdict(text: str, missed: list[str], unknown: list[str]) -> str:
+        if len(unknown) == len(raws):
+            return f"- {text}: not measured."
         state = "missed by " + ", ".join(missed) if missed else "holds"
         return f"- {text}: {state}" + (f" (not measured: {', '.join(unknown)})" if unknown else "") + "."
 
@@ -360,7 +362,8 @@ def page(raws: Sequence[Raw]) -> str:
         " out. A slow engine gets fewer rounds. `greedy` is TVM's own partition (FuseOps), `none` leaves every operator"
         " alone, `interval` is a DP over intervals of one order; all have the schedules and the costs of `dp`."
         " `tvm-greedy` is TVM's default pipeline. Weights are random, so are inputs. Compile times are those of a"
-        " process that compiled a tiny model before, from the model's name to the executable.",
+        " process that compiled a tiny model before, from the model's name to the executable; under dp and greedy the"
+        " median of several compiles.",
         "## Batch 1",
         "### Latency",
         latency_table(single),
