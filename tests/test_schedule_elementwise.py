@@ -197,3 +197,53 @@ def test_the_plain_schedule_takes_single_operators_alone() -> None:
     refusal = LoweredGroup(lambda emit, x: R.exp(emit(R.exp(x))), [(3,)]).refusal(PLAIN)
     assert refusal is not None and refusal.rule == "family"
     assert families()[-1].name == "plain"
+
+
+def conditions(func: Any) -> tuple[int, int]:
+    """How many selections stand in values, and how many branches stand between loops."""
+    text = func.script(show_meta=False)
+    return text.count("if_then_else"), sum(line.strip().startswith("if ") for line in text.splitlines())
+
+
+def test_a_concatenation_branches_outside_its_loops() -> None:
+    shapes = [(2, c, 6, 9) for c in (4, 3, 5, 1)]
+    case = LoweredGroup(lambda emit, *xs: R.nn.relu(emit(R.concat(list(xs), 1))), shapes)
+    case.check(ELEMENTWISE, np.maximum(np.concatenate(case.arrays, 1), 0))
+    config = ELEMENTWISE.configs(case.group, HARDWARE)[0]
+    fused = case.fuser.fuse(case.group)
+    assert conditions(fused)[0] == 3
+    assert conditions(ELEMENTWISE.apply(fused, case.group, config, HARDWARE)) == (0, 3)
+
+
+def test_padding_of_rows_branches_outside_its_loops() -> None:
+    case = LoweredGroup(lambda emit, x: R.exp(emit(R.nn.pad(x, [1, 2, 0, 3, 0, 0]))), [(3, 7, 16)])
+    case.check(ELEMENTWISE, np.exp(np.pad(case.arrays[0], ((1, 2), (0, 3), (0, 0)))))
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(st.data())
+def test_random_concatenations_slices_and_pads(data: st.DataObject) -> None:
+    shape = data.draw(st.lists(st.integers(1, 12), min_size=2, max_size=4), label="shape")
+    axis = data.draw(st.integers(0, len(shape) - 1), label="axis")
+    parts = data.draw(st.lists(st.integers(1, 9), min_size=2, max_size=6), label="parts")
+    low, high = data.draw(st.integers(0, 2), label="low"), data.draw(st.integers(0, 2), label="high")
+    shapes = [tuple(p if a == axis else e for a, e in enumerate(shape)) for p in parts]
+    start = data.draw(st.integers(0, sum(parts) - 1), label="start")
+    width = [0, 0] * axis + [low, high] + [0, 0] * (len(shape) - axis - 1)
+
+    def build(emit: Any, *xs: Any) -> Any:
+        whole = emit(R.concat(list(xs), axis))
+        return R.nn.relu(emit(R.nn.pad(emit(R.strided_slice(whole, [axis], [start], [sum(parts)])), width)))
+
+    case = LoweredGroup(build, shapes)
+    cut = np.take(np.concatenate(case.arrays, axis), np.arange(start, sum(parts)), axis)
+    padded = np.pad(cut, [(low, high) if a == axis else (0, 0) for a in range(len(shape))])
+    config = data.draw(st.sampled_from(list(ELEMENTWISE.configs(case.group, HARDWARE))), label="config")
+    case.check(ELEMENTWISE, np.maximum(padded, 0), [config])
+
+
+def test_a_gather_costs_the_rows_that_it_reads() -> None:
+    picked = relax.const(np.array([3, 0], "int64"))
+    case = LoweredGroup(lambda emit, x: R.take(x, picked, 0), [(5000, 32)])
+    shape = ELEMENTWISE.shape(case.group, ELEMENTWISE.configs(case.group, HARDWARE)[0], HARDWARE)
+    assert shape.memory_bytes < 1000 and shape.footprint <= shape.memory_bytes

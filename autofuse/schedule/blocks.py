@@ -173,7 +173,7 @@ def is_cheap(sch: s_tir.Schedule, block: SBlockRV) -> bool:
 
     def visit(node: Any) -> None:
         nonlocal cost
-        is_call = isinstance(node, Call) and str(getattr(node.op, "name", "")) != "tirx.if_then_else"
+        is_call = isinstance(node, Call) and not str(getattr(node.op, "name", "")).endswith("if_then_else")
         cost += _CHEAP_NODES + 1 if is_call or isinstance(node, tirx.Div) else 1
 
     body = sch.get(block).body
@@ -195,7 +195,7 @@ def _depth(node: Any) -> int:
     if call:
         below.extend(node.args)
     deepest = max((_depth(part) for part in below if isinstance(part, Expr)), default=0)
-    return deepest + int(call and str(getattr(node.op, "name", "")) != "tirx.if_then_else")
+    return deepest + int(call and not str(getattr(node.op, "name", "")).endswith("if_then_else"))
 
 
 def too_deep(sch: s_tir.Schedule, block: SBlockRV) -> bool:

@@ -150,7 +150,7 @@ def _nesting(node: Any) -> int:
     if call:
         below.extend(node.args)
     deepest = max((_nesting(part) for part in below if isinstance(part, Expr)), default=0)
-    return deepest + int(call and str(getattr(node.op, "name", "")) != "tirx.if_then_else")
+    return deepest + int(call and not str(getattr(node.op, "name", "")).endswith("if_then_else"))
 
 
 def _count(expr: Any, dear: int) -> int:
@@ -160,7 +160,7 @@ def _count(expr: Any, dear: int) -> int:
     def visit(node: Any) -> None:
         nonlocal total
         name = str(getattr(getattr(node, "op", None), "name", ""))
-        heavy = isinstance(node, tirx.Div) or (isinstance(node, Call) and name != "tirx.if_then_else")
+        heavy = isinstance(node, tirx.Div) or (isinstance(node, Call) and not name.endswith("if_then_else"))
         total += dear if heavy and not _integer(node) else 1
 
     tvm_ffi.structural_walk(expr, (_ARITHMETIC, visit))

@@ -78,7 +78,7 @@ class Conv2dFamily(ScheduleFamily):
     """Direct convolution on blocked layouts: accumulators in registers, epilogue applied to the tile."""
 
     name: ClassVar[str] = "conv2d"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     configuration: ClassVar[type[Configuration]] = Conv2dConfiguration
 
     def match(self, group: Group, hardware: Hardware) -> Refusal | None:
@@ -276,6 +276,7 @@ def _chains(e: Extents, c: Conv2dConfiguration, hardware: Hardware) -> int:
 
 def _apply(func: PrimFunc, c: Conv2dConfiguration) -> PrimFunc:
     from autofuse.schedule import blocks as B
+    from autofuse.schedule.conditions import hoist_conditions
 
     w = W.open_window(func, "conv", keep_stage=c.pad > 0, accumulate="local" if c.chunk == 1 else "global")
     sch, conv, stage = w.sch, w.anchor, w.stage
@@ -321,4 +322,4 @@ def _apply(func: PrimFunc, c: Conv2dConfiguration) -> PrimFunc:
         sch.unroll(loop)
     sch.vectorize(lane)
     sch.decompose_reduction(conv, first)
-    return B.close_schedule(sch, func)
+    return hoist_conditions(B.close_schedule(sch, func))

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 #: Mapping types of operators that read at most one element of each operand for an element of the result.
 INJECTIVE = frozenset({MappingType.ONE_TO_ONE, MappingType.ONE_TO_MANY, MappingType.REORGANIZE, MappingType.SHUFFLE})
+# Tasks that are enough for the threads of any pool to share.
+_TASKS = 64
+# Operators that pass on an axis whole exactly if its extent stays: parts of operands, and several operands in a row.
+_PARTIAL = frozenset({"concat", "strided_slice", "nn.pad"})
 # Scalar operations below which a second thread costs more than it brings: a parallel region takes microseconds.
 _SERIAL_OPERATIONS = 16_384
 
@@ -40,29 +44,48 @@ def collapsible(group: Group) -> int:
     shape = group.graph.tensors[group.outputs[-1]].shape
     count = len(shape)
     for op in group.operators:
-        straight = op.mapping in (MappingType.ONE_TO_ONE, MappingType.ONE_TO_MANY) and not op.attrs.get("axes")
-        if not straight or op.kind in ("concat", "strided_slice", "take", "nn.pad"):
-            return 1
-        for t in (*op.inputs, *op.outputs):
-            other = group.graph.tensors[t].shape
-            other = (1,) * (len(shape) - len(other)) + other
-            if len(other) != len(shape):
-                return 1
-            passed = 0
-            for k in range(1, len(shape) + 1):
-                tail, full = other[-k:], shape[-k:]
-                if tail != full and any(e != 1 for e in tail):
-                    break
-                passed = k
-            count = min(count, passed)
+        out = group.graph.tensors[op.outputs[0]].shape
+        for access in op.accesses:
+            other = group.graph.tensors[access.tensor].shape
+            count = min(count, _passed(op, access.mapping, other, out, shape))
     return max(count, 1)
+
+
+def _passed(op: Operator, mapping: MappingType, source: Sequence[int], out: Sequence[int], shape: Sequence[int]) -> int:
+    """Trailing axes that an operator passes on: those of `source` and `out` are those of the group's `shape`, or 1."""
+    if op.kind == "permute_dims" and isinstance(axes := op.attrs.get("axes"), list | tuple):
+        fixed = 0
+        while fixed < len(axes) and int(axes[-1 - fixed]) == len(axes) - 1 - fixed:
+            fixed += 1
+        return min(fixed, _common(out, shape))
+    if mapping in (MappingType.ONE_TO_ONE, MappingType.ONE_TO_MANY):
+        if op.kind == "take" or max(len(source), len(out)) > len(shape):
+            return 1
+        common = 0
+        for k in range(1, max(len(source), len(out)) + 1):
+            tails = [((1,) * max(0, k - len(t)) + tuple(t))[-k:] for t in (source, out)]
+            if any(t != tuple(shape[-k:]) and (op.kind in _PARTIAL or any(e != 1 for e in t)) for t in tails):
+                break
+            common = k
+        return common
+    if mapping is MappingType.REORGANIZE:
+        return min(_common(source, out), _common(out, shape))
+    return 1
+
+
+def _common(left: Sequence[int], right: Sequence[int]) -> int:
+    """Trailing axes on which two shapes agree."""
+    count = 0
+    while count < min(len(left), len(right)) and left[-1 - count] == right[-1 - count]:
+        count += 1
+    return count
 
 
 class ElementwiseFamily(ScheduleFamily):
     """Schedules any group of injective operators whose results have one shape."""
 
     name: ClassVar[str] = "elementwise"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     configuration: ClassVar[type[Configuration]] = ElementwiseConfig
 
     def match(self, group: Group, hardware: Hardware) -> Refusal | None:
@@ -91,20 +114,22 @@ class ElementwiseFamily(ScheduleFamily):
         return [ElementwiseConfig(parallel, vectors) for parallel in order for vectors in (1, 2)]
 
     def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
-        """One pass over operands and results; strided operands fill vectors badly."""
+        """One pass over operands and results, of large operands what is read; strided operands fill vectors badly."""
         assert isinstance(config, ElementwiseConfig)
         tensors = group.graph.tensors
         shape = tensors[group.outputs[-1]].shape
-        inner = prod(shape[len(shape) - collapsible(group) :])
+        cut = len(shape) - collapsible(group)
+        inner = prod(shape[cut:])
         lanes = hardware.lanes
-        steps = -(-inner // lanes)
-        fill = inner / (steps * lanes)
+        fill = inner / (-(-inner // lanes) * lanes)
         if any(a.stride not in (0, 1) for op in group.operators for a in op.accesses):
             fill = min(fill, 2 / lanes)
-        traffic = sum(tensors[t].bytes for t in (*group.inputs, *group.outputs))
-        nests = 1 + len(repeated(group))
+        outer = prod(shape[: task_axes(shape[:cut])]) if cut else _pieces(inner, lanes * config.vectors)
+        tasks = max(1, outer) if config.parallel else 1
+        traffic = sum(touched(group, t) for t in group.inputs) + sum(tensors[t].bytes for t in group.outputs)
+        nests = len(repeated(group)) + len(group.outputs)
         return KernelShape(
-            tasks=max(1, prod(shape) // max(inner, 1)) if config.parallel else 1,
+            tasks=tasks,
             vector_fill=max(fill, 1 / lanes),
             accumulators=config.vectors,
             independent_chains=8,
@@ -112,13 +137,14 @@ class ElementwiseFamily(ScheduleFamily):
             l2_bytes=traffic,
             l3_bytes=traffic,
             memory_bytes=traffic,
-            footprint=traffic,
-            loops=nests + len(group.outputs) - 1,
+            footprint=-(-traffic // tasks),
+            loops=nests,
         )
 
     def apply(self, func: PrimFunc, group: Group, config: Any, hardware: Hardware) -> PrimFunc:
         """See the module's description."""
         from autofuse.schedule import blocks
+        from autofuse.schedule.conditions import hoist_conditions
 
         def build() -> PrimFunc:
             sch = blocks.open_schedule(func)
@@ -126,12 +152,19 @@ class ElementwiseFamily(ScheduleFamily):
             collapse = collapsible(group)
             for block in kept:
                 schedule_nest(sch, block, config, collapse if blocks.is_output(sch, block) else 1, hardware.lanes)
-            return blocks.close_schedule(sch, func)
+            return hoist_conditions(blocks.close_schedule(sch, func))
 
         return blocks.guarded(f"elementwise group {group.label}", build)
 
 
 @remembered
+def touched(group: Group, tensor: int) -> int:
+    """Bytes of an operand that are read: no more elements than the operators that read it have results."""
+    whole = group.graph.tensors[tensor]
+    read = sum(group.graph.tensors[op.outputs[0]].elements for op in group.operators for t in op.inputs if t == tensor)
+    return whole.bytes * min(read, whole.elements) // max(1, whole.elements)
+
+
 def repeated(group: Group) -> list[Operator]:
     """Members whose costly value a broadcast inside the group would repeat."""
     graph, inside = group.graph, set(group.members)
@@ -184,21 +217,22 @@ def schedule_nest(sch: Any, block: Any, config: ElementwiseConfig, collapse: int
         return
     cut = len(loops) - collapse
     outer, inner = loops[:cut], loops[cut:]
-    while outer and len(inner) == 1 and blocks.extent(sch, inner[0]) == 1:
-        inner.insert(0, outer.pop())
+    apart = outer[task_axes([blocks.extent(sch, loop) for loop in outer]) :]
+    outer = outer[: len(outer) - len(apart)]
+    while (outer or apart) and len(inner) == 1 and blocks.extent(sch, inner[0]) == 1:
+        inner.insert(0, (apart or outer).pop())
         inner = [sch.fuse(*inner)]
     last = sch.fuse(*inner) if len(inner) > 1 else inner[0]
     extent = blocks.extent(sch, last)
+    first = None
     if outer:
         first = sch.fuse(*outer) if len(outer) > 1 else outer[0]
-    else:
+    elif not apart:
         # A flat nest: cut it into pieces that are whole vectors.
         pieces = _pieces(extent, lanes * config.vectors)
         if pieces > 1:
             first, last = sch.split(last, [pieces, None])
             extent = blocks.extent(sch, last)
-        else:
-            first = None
     step = lanes * config.vectors
     while step > lanes and extent % step:
         step -= lanes
@@ -214,6 +248,15 @@ def schedule_nest(sch: Any, block: Any, config: ElementwiseConfig, collapse: int
         sch.vectorize(last)
     if first is not None and config.parallel and blocks.extent(sch, first) > 1:
         sch.parallel(first)
+
+
+def task_axes(extents: Sequence[int]) -> int:
+    """Leading axes of a nest that are handed out as tasks: as few as give every thread some. The rest stay loops, so
+    that indices need no division."""
+    for axes in range(len(extents)):
+        if prod(extents[:axes]) >= _TASKS:
+            return axes
+    return len(extents)
 
 
 def _pieces(extent: int, step: int) -> int:
