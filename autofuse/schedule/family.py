@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
@@ -49,7 +49,7 @@ class Configuration:
     @property
     def text(self) -> str:
         """Fields in declaration order, `name=value`, joined by commas."""
-        return ",".join(f"{k}={int(v)}" for k, v in asdict(self).items())
+        return ",".join([f"{f.name}={int(getattr(self, f.name))}" for f in fields(self)])
 
     @classmethod
     def parse(cls: type[C], text: str) -> C:

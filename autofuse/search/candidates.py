@@ -86,6 +86,13 @@ class GroupEnumerator:
         self._cheap = sum(1 << op.index for op in graph.operators if growable[op.index] and op.mapping in CHEAP)
         self._next = [self._mask(graph.successors[i]) & self._growable for i in range(count)]
         self._previous = [self._mask(graph.predecessors[i]) & self._growable for i in range(count)]
+        # Operators of groups have one result; an output of the graph has a user outside every group.
+        final = set(graph.outputs)
+        self._result = [op.outputs[0] if op.outputs else -1 for op in graph.operators]
+        self._users = [
+            self._mask(graph.successors[i]) | (1 << count if not final.isdisjoint(graph.operators[i].outputs) else 0)
+            for i in range(count)
+        ]
         self._never = [0] * count
         for consumer in range(count):
             for producer in bits(self._previous[consumer]):
@@ -144,16 +151,26 @@ class GroupEnumerator:
         """Whether a convex, connected set of operators is legal with its natural outputs."""
         known = self._seen.get(mask)
         if known is None:
-            known = self._judge(Group.of(self.graph, bits(mask)))
+            known = self._judge(self._group(mask))
             self._seen[mask] = known
         return known
+
+    def _group(self, mask: int) -> Group:
+        """`Group.of` the operators of `mask`, from what is known of each."""
+        members = tuple(bits(mask))
+        if len(members) == 1:
+            return Group.of(self.graph, members)
+        inner = ~mask
+        return Group(self.graph, members, tuple(sorted([self._result[m] for m in members if self._users[m] & inner])))
 
     def _judge(self, group: Group) -> bool:
         if len(group.members) > 1:
             if len(group.members) > self.thresholds.max_group_size:
                 self._cut("max_group_size")
                 return False
-            if len(group.inputs) + len(group.outputs) > self.thresholds.max_arguments:
+            most = len(group.outputs) + sum([len(op.inputs) for op in group.operators])
+            limit = self.thresholds.max_arguments
+            if most > limit and len(group.inputs) + len(group.outputs) > limit:
                 self._cut("max_arguments")
                 if len(group.inputs) > self.thresholds.max_arguments + _HOPELESS_ARGUMENTS:
                     self._hopeless.add(group.mask)
@@ -419,7 +436,7 @@ def search_problem(
     """Enumerate the groups of a graph and cost them in one batch.
 
     greedy: TVM's partition as sets of operators. max_memory in bytes, 0 for no limit. call_cost: seconds of one more
-    kernel in a plan, by default the hardware's. key: workload key of a group, by default `graph.keys.workload_key`.
+    kernel in a plan, by default the hardware's. key: gives the choices their workload keys; see `choices_of`.
     """
     limits = thresholds or Thresholds()
     enumerator = GroupEnumerator(graph, hardware=hardware, families=families, thresholds=limits)

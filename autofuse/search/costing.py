@@ -44,11 +44,13 @@ def choices_of(
 ) -> tuple[tuple[Choice, ...], dict[str, int]]:
     """A choice for each group, and how many groups a threshold dropped.
 
+    key: gives the choices' workload keys. Without it they have none: few of them are ever asked for.
+
     Operators that no family schedules (calls that are no tensor programs) get a choice without family, at the cost of
     their traffic: every plan has them, so that this never decides anything. A single operator stays even if the cost
     model knows none of its configurations to work.
     """
-    best = _best_of_each(found, cost_model, hardware, key or _workload_key)
+    best = _best_of_each(found, cost_model, hardware, key)
     choices = []
     for legal in found:
         cost, config, source, name = best[legal.signature]
@@ -81,14 +83,8 @@ def choices_of(
     return tuple(kept), {name: count for name, count in dropped.items() if count}
 
 
-def _workload_key(group: Group) -> str:
-    from autofuse.graph.keys import workload_key
-
-    return workload_key(group)
-
-
 def _best_of_each(
-    found: Sequence[_Legal], cost_model: CostModel, hardware: Hardware, key: KeyFunction
+    found: Sequence[_Legal], cost_model: CostModel, hardware: Hardware, key: KeyFunction | None
 ) -> dict[Hashable, tuple[float, str, str, str]]:
     """Signature → cost, configuration, source of the cost, workload key."""
     first: dict[Hashable, _Legal] = {}
@@ -107,5 +103,6 @@ def _best_of_each(
     sources = cost_model.sources([candidates[i] for i in picks])
     result = {}
     for signature, i, source in zip(spans, picks, sources, strict=True):
-        result[signature] = (float(costs[i]), candidates[i].config.text, source, key(first[signature].group))
+        name = key(first[signature].group) if key is not None else ""
+        result[signature] = (float(costs[i]), candidates[i].config.text, source, name)
     return result

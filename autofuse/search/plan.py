@@ -149,13 +149,19 @@ def plan_of(result: SearchResult, graph: Graph, *, target: str, cost_model: str,
             c.group.outputs,
             c.family,
             c.config,
-            c.key,
+            c.key or _workload_key(c),
             c.cost,
             c.source,
         )
         for c in result.choices
     )
     return Plan(graph.name, digest or _digest(graph), target, result.strategy, cost_model, result.cost, groups)
+
+
+def _workload_key(choice: Choice) -> str:
+    from autofuse.graph.keys import workload_key
+
+    return workload_key(choice.group) if choice.family else ""
 
 
 def _digest(graph: Graph) -> str:

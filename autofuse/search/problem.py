@@ -20,7 +20,7 @@ class Choice:
     family: str = ""
     config: str = ""
     source: str = "analytical"
-    key: str = ""  # workload key
+    key: str = ""  # workload key, where it is known already
 
     @cached_property
     def writes(self) -> int:

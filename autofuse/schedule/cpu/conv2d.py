@@ -93,22 +93,8 @@ class Conv2dFamily(ScheduleFamily):
     def configs(self, group: Group, hardware: Hardware) -> Sequence[Conv2dConfiguration]:
         """Register tiles that fit, each with the task shapes that suit the weights' size."""
         window = self._window(group)
-        e = extents(window)
         staged = window.padded or bool(window.prologue)
-        found: dict[Conv2dConfiguration, None] = {}
-        for nb, ht, mt in register_tiles(e, hardware)[:4]:
-            for task in _tasks(e, nb, ht, mt, staged, window, hardware):
-                found[task] = None
-        ordered = list(found)
-        # Round-robin over the tiles: the first choice of each before the second of any.
-        seen: dict[tuple[int, int, int], int] = {}
-        ranks = []
-        for config in ordered:
-            tile = (config.nb, config.ht, config.mt)
-            ranks.append(seen.get(tile, 0))
-            seen[tile] = seen.get(tile, 0) + 1
-        order = sorted(range(len(ordered)), key=lambda i: (ranks[i], i))
-        return [ordered[i] for i in order][:12]
+        return _configurations(extents(window), staged, window.weight.bytes, hardware)
 
     def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
         """Traffic by level from the loop order: weights once per task and channel tile, data once per channel tile."""
@@ -158,6 +144,25 @@ def register_tiles(e: Extents, hardware: Hardware) -> tuple[tuple[int, int, int]
     return tuple(item[-1] for item in scored)
 
 
+@lru_cache(maxsize=1024)
+def _configurations(e: Extents, staged: bool, weight_bytes: int, hardware: Hardware) -> tuple[Conv2dConfiguration, ...]:
+    """The configurations of a convolution, whatever stands around it; staged: its data is padded or computed."""
+    found: dict[Conv2dConfiguration, None] = {}
+    for nb, ht, mt in register_tiles(e, hardware)[:4]:
+        for task in _tasks(e, nb, ht, mt, staged, weight_bytes, hardware):
+            found[task] = None
+    ordered = list(found)
+    # Round-robin over the tiles: the first choice of each before the second of any.
+    seen: dict[tuple[int, int, int], int] = {}
+    ranks = []
+    for config in ordered:
+        tile = (config.nb, config.ht, config.mt)
+        ranks.append(seen.get(tile, 0))
+        seen[tile] = seen.get(tile, 0) + 1
+    order = sorted(range(len(ordered)), key=lambda i: (ranks[i], i))
+    return tuple(ordered[i] for i in order)[:12]
+
+
 def _tile_time(nb: int, ht: int, mt: int, chains: int) -> float:
     """Cycles of one reduction step: two multiply-adds and two and a half loads a cycle, or their latency.
 
@@ -168,12 +173,12 @@ def _tile_time(nb: int, ht: int, mt: int, chains: int) -> float:
 
 
 def _tasks(
-    e: Extents, nb: int, ht: int, mt: int, staged: bool, window: W.Window, hardware: Hardware
+    e: Extents, nb: int, ht: int, mt: int, staged: bool, weight_bytes: int, hardware: Hardware
 ) -> list[Conv2dConfiguration]:
     """Task shapes for one register tile, best first."""
     cores = hardware.cores
     channel_tiles, row_tiles = e.oc // nb, e.oh // ht
-    weight_bytes = window.weight.bytes // max(1, e.groups)
+    weight_bytes //= max(1, e.groups)
     work = 2 * e.n * e.oc * e.ob * e.oh * e.ow * e.ic * e.kh * e.kw * e.ib
     chunks = [1]
     reduction = e.ic * e.ib
