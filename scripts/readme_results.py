@@ -1,0 +1,64 @@
+"""Writes the table of results in README.md from docs/results/*.json (see scripts/bench_zoo.py)."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from zoo_page import PEERS, compiled, over_dp, over_fastest_peer, time_of  # noqa: E402
+
+from autofuse.frontend import zoo  # noqa: E402
+from autofuse.report.results import geometric_mean, number, table  # noqa: E402
+
+START, END = "<!-- results: written by scripts/readme_results.py -->", "<!-- end of results -->"
+
+
+def block() -> str:
+    """The table at batch 1, in the zoo's order, with what it shows."""
+    raws = []
+    for name in zoo.names():
+        path = ROOT / "docs" / "results" / f"{name}-b1.json"
+        if path.exists():
+            raws.append(json.loads(path.read_text(encoding="utf-8")))
+    if not raws:
+        raise SystemExit("docs/results/ holds no results at batch 1: run scripts/bench_zoo.py first")
+    rows = [
+        [
+            raw["network"],
+            f"{compiled(raw, 'dp').get('operators', '–')} → {compiled(raw, 'dp').get('kernels', '–')}",
+            number(time_of(raw, "dp")),
+            *(number(time_of(raw, peer)) for peer in PEERS),
+            number(1 / ratio if (ratio := over_fastest_peer(raw)) else None),
+            number(over_dp(raw, "tvm-greedy"), 0),
+        ]
+        for raw in raws
+    ]
+    best = geometric_mean(1 / r if (r := over_fastest_peer(raw)) else None for raw in raws)
+    tvm = geometric_mean(over_dp(raw, "tvm-greedy") for raw in raws)
+    rows.append(["geometric mean", "", "", "", "", "", number(best), number(tvm, 0)])
+    headings = ["network", "operators → kernels", "autofuse", *PEERS, "faster than the best peer", "than TVM's default"]
+    threads = raws[0]["bench"]["threads"]
+    text = (
+        f"Milliseconds at batch 1 on {threads} threads of {raws[0]['machine']['cpu']}, every engine interleaved round by"
+        " round in one run, outputs checked against ONNX Runtime. Details, spread and larger batches: docs/results.md."
+    )
+    return f"{START}\n{table(headings, rows)}\n\n{text}\n{END}"
+
+
+def main() -> None:
+    readme = ROOT / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    pattern = re.compile(re.escape(START) + ".*?" + re.escape(END), re.DOTALL)
+    if not pattern.search(text):
+        raise SystemExit(f"README.md does not have the lines {START!r} and {END!r}")
+    made = block()
+    readme.write_text(pattern.sub(lambda _: made, text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
