@@ -27,7 +27,6 @@ STRATEGIES = ("dp", "greedy", "none", "hybrid", "auto", "interval")
 # Where the size decides nothing but the time that a test takes.
 SIZES: dict[str, dict[str, int]] = {
     "exp_chain_broadcast": {"n": 256},
-    "transpose_matmul": {"m": 64, "k": 96, "n": 128},
     "wide_concat": {"parts": 96},
     "long_chain": {"links": 200},
     "two_reductions_big_input": {"n": 512},
@@ -237,19 +236,21 @@ def test_counting_executions_sees_a_repeated_chain() -> None:
 
 
 def test_a_transpose_in_front_of_a_matmul_is_not_materialised() -> None:
+    """No kernel writes it, and none holds it: the product packs its operand, which it does anyway, straight from w."""
     case = bench("transpose_matmul")
     graph = case.analysed.graph
-    (transposed,) = [t.index for t in graph.tensors if t.shape == (96, 128) and t.role is Role.VALUE]
+    n, k = case.arrays["w"].shape
+    (transposed,) = [t.index for t in graph.tensors if t.shape == (k, n) and t.role is Role.VALUE]
     built = case.built("dp")
-    written = {t for choice in built.result.choices for t in choice.group.outputs}
-    assert transposed not in written
-    # Nor inside a kernel: no buffer of its size is allocated there.
-    sizes = [size for function in built.functions for size in allocations(function)]
-    assert sizes and max(sizes) < 96 * 128
+    assert transposed not in {t for choice in built.result.choices for t in choice.group.outputs}
+    shapes = [shape for function in built.functions for shape in allocations(function)]
+    assert shapes and (k, n) not in shapes
+    # A copy beside the packed panels would be a second buffer of that size.
+    assert sum(int(np.prod(shape)) >= n * k for shape in shapes) <= 1
 
 
-def allocations(function: Any) -> list[int]:
-    """Elements of each buffer that a scheduled kernel allocates."""
+def allocations(function: Any) -> list[tuple[int, ...]]:
+    """The shape of each buffer that a scheduled kernel allocates."""
     import tvm_ffi
     from tvm import s_tir, tirx
 
@@ -259,7 +260,7 @@ def allocations(function: Any) -> list[int]:
         buffers.extend([node.buffer] if isinstance(node, tirx.AllocBuffer) else node.alloc_buffers)
 
     tvm_ffi.structural_walk(function.body, ((s_tir.SBlock, tirx.AllocBuffer), visit))
-    return [int(np.prod([int(extent) for extent in buffer.shape])) for buffer in buffers]
+    return [tuple(int(extent) for extent in buffer.shape) for buffer in buffers]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
