@@ -247,3 +247,21 @@ def test_a_gather_costs_the_rows_that_it_reads() -> None:
     case = LoweredGroup(lambda emit, x: R.take(x, picked, 0), [(5000, 32)])
     shape = ELEMENTWISE.shape(case.group, ELEMENTWISE.configs(case.group, HARDWARE)[0], HARDWARE)
     assert shape.memory_bytes < 1000 and shape.footprint <= shape.memory_bytes
+
+
+@pytest.mark.parametrize("shape", [(1, 32, 3, 8), (2, 19, 3, 5), (1, 7, 2, 33)])
+def test_transpositions_of_the_last_two_axes(shape: Any) -> None:
+    case = LoweredGroup(lambda emit, x: R.permute_dims(emit(R.exp(x)), [0, 2, 3, 1]), [shape])
+    case.check(ELEMENTWISE, np.exp(case.arrays[0]).transpose(0, 2, 3, 1))
+
+
+def test_a_shuffle_of_channels_selects_its_operand_outside_the_loops() -> None:
+    def build(emit: Any, x: Any, y: Any) -> Any:
+        whole = emit(R.reshape(emit(R.concat([x, y], 1)), (1, 2, 5, 6, 24)))
+        return R.reshape(emit(R.permute_dims(whole, [0, 2, 1, 3, 4])), (1, 10, 6, 24))
+
+    case = LoweredGroup(build, [(1, 5, 6, 24)] * 2)
+    whole = np.concatenate(case.arrays, 1).reshape(1, 2, 5, 6, 24)
+    case.check(ELEMENTWISE, whole.transpose(0, 2, 1, 3, 4).reshape(1, 10, 6, 24))
+    config = ELEMENTWISE.configs(case.group, HARDWARE)[0]
+    assert conditions(ELEMENTWISE.apply(case.fuser.fuse(case.group), case.group, config, HARDWARE)) == (0, 1)

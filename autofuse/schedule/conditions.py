@@ -1,20 +1,23 @@
-"""Conditions on an axis, taken out of the loops that do not change them.
+"""Conditions taken out of the loops that do not change them.
 
 Takes a scheduled function; gives one that computes the same. A concatenation of many operands is a chain of conditions
 for each element, padding one or two. Where they compare an axis with constants, the loops below the one that drives
-the axis are written once for each range between the constants, under a binary tree of branches.
+the axis are written once for each range between the constants, under a binary tree of branches; any other condition
+gives two copies of the loops that do not change it. Indices are simplified by the ranges of their axes first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import tvm
 import tvm_ffi
 from tvm import sym, tirx
 from tvm.ir import Call
+from tvm.ir.expr import TensorLoad
 from tvm.s_tir.stmt import SBlock, SBlockRealize
 
 # Copies of a nest that are made at most.
@@ -50,40 +53,84 @@ def hoist_conditions(func: Any) -> Any:
     tvm_ffi.structural_walk(func.body, (tirx.For, visit))
     replaced: dict[Any, Any] = {}
     for leaf, chain in chains.items():
-        axes = _axes(leaf, chain)
-        if axes:
-            replaced[chain[0].loop_var] = _Copies(leaf, chain, axes).statement()
+        if leaf.block.init is not None:
+            continue
+        value = _simplified(leaf, leaf.block.body.value, {})
+        if _conditional(value) or not tvm_ffi.structural_equal(value, leaf.block.body.value):
+            copies = _Copies(leaf, chain, value, _axes(leaf, chain, value))
+            replaced[chain[0].loop_var] = copies.statement()
     if not replaced:
         return func
     body = tvm_ffi.structural_map(func.body, (tirx.For, lambda loop: replaced.get(loop.loop_var, loop)))
     return tirx.PrimFunc(func.params, body, func.ret_type, attrs=func.attrs)
 
 
-def _axes(leaf: Any, chain: Sequence[Any]) -> list[_Axis]:
+def _simplified(leaf: Any, value: Any, ranges: dict[Any, tuple[int, int]]) -> Any:
+    """The value of a block, simplified by the ranges of its axes: those of `ranges` are narrower than declared."""
+    analyzer = sym.Analyzer()
+    for item in leaf.block.iter_vars:
+        if isinstance(item.dom.extent, tirx.IntImm):
+            low, high = ranges.get(item.var, (0, int(item.dom.extent)))
+            analyzer.bind(item.var, tvm.ir.Range(tirx.const(low, "int64"), tirx.const(high, "int64")))
+
+    def load(node: Any) -> Any:
+        return tirx.BufferLoad(node.source, [analyzer.simplify(i) for i in node.indices])
+
+    return tvm_ffi.structural_map(analyzer.simplify(value), (TensorLoad, load))
+
+
+def _selections(value: Any) -> list[Any]:
+    """The selections in a value, inner ones first."""
+    found: list[Any] = []
+
+    def visit(call: Any) -> None:
+        if str(getattr(call.op, "name", "")).endswith(".if_then_else"):
+            found.append(call)
+
+    tvm_ffi.structural_walk(value, (Call, visit))
+    return found
+
+
+def _conditional(value: Any) -> bool:
+    return bool(_selections(value))
+
+
+def _depth(leaf: Any, chain: Sequence[Any], variables: set[Any]) -> int:
+    """The last loop that changes the block axes in `variables`, -1 if none does."""
+    used: set[Any] = set()
+    for item, value in zip(leaf.block.iter_vars, leaf.iter_values, strict=True):
+        if item.var in variables:
+            used |= _variables(value)
+    return max((d for d, loop in enumerate(chain) if loop.loop_var in used), default=-1)
+
+
+def _repeats(chain: Sequence[Any], depth: int) -> bool:
+    """Whether loops below `depth`, vectors aside, run more than once."""
+    below = [int(loop.extent) for loop in chain[depth + 1 :] if loop.kind != tirx.ForKind.VECTORIZED]
+    return any(extent > 1 for extent in below)
+
+
+def _axes(leaf: Any, chain: Sequence[Any], value: Any) -> list[_Axis]:
     """The axes whose conditions are worth taking out, outermost first."""
     block: SBlock = leaf.block
-    if block.init is not None:
-        return []
-    cuts = _cuts(block.body.value)
+    cuts = _cuts(value)
     found: list[_Axis] = []
     copies = 1
-    for item, value in zip(block.iter_vars, leaf.iter_values, strict=True):
+    for item, driver in zip(block.iter_vars, leaf.iter_values, strict=True):
         if item.var not in cuts or not isinstance(item.dom.extent, tirx.IntImm):
             continue
         extent = int(item.dom.extent)
         inside = tuple(sorted(c for c in cuts[item.var] if 0 < c < extent))
-        used = _variables(value)
-        depth = max((d for d, loop in enumerate(chain) if loop.loop_var in used), default=-1)
+        depth = _depth(leaf, chain, {item.var})
         if not inside or depth < 0 or chain[depth].kind == tirx.ForKind.VECTORIZED:
             continue
-        below = [int(loop.extent) for loop in chain[depth + 1 :] if loop.kind != tirx.ForKind.VECTORIZED]
         # Below the loop there must be enough to repeat: one vector is selected as quickly as it is branched around.
-        if len(inside) <= 2 and all(extent == 1 for extent in below):
+        if len(inside) <= 2 and not _repeats(chain, depth):
             continue
         if copies * (len(inside) + 1) > _MOST:
             continue
         copies *= len(inside) + 1
-        found.append(_Axis(item.var, value, extent, inside, depth))
+        found.append(_Axis(item.var, driver, extent, inside, depth))
     return sorted(found, key=lambda axis: axis.depth)
 
 
@@ -107,23 +154,22 @@ def _cuts(value: Any) -> dict[Any, set[int]]:
         elif isinstance(right, tirx.Var) and isinstance(left, tirx.IntImm):
             found.setdefault(right, set()).add(int(left) + at_left)
 
-    def visit(call: Any) -> None:
-        if str(getattr(call.op, "name", "")).endswith(".if_then_else"):
-            tvm_ffi.structural_walk(call.args[0], (tuple(steps), compare))
-
-    tvm_ffi.structural_walk(value, (Call, visit))
+    for call in _selections(value):
+        tvm_ffi.structural_walk(call.args[0], (tuple(steps), compare))
     return found
 
 
 class _Copies:
     """Writes the copies of one nest."""
 
-    def __init__(self, leaf: Any, chain: Sequence[Any], axes: Sequence[_Axis]) -> None:
-        self.leaf, self.chain, self.axes = leaf, list(chain), list(axes)
+    def __init__(self, leaf: Any, chain: Sequence[Any], value: Any, axes: Sequence[_Axis]) -> None:
+        self.leaf, self.chain, self.value, self.axes = leaf, list(chain), value, list(axes)
+        self.values = {i.var: v for i, v in zip(leaf.block.iter_vars, leaf.iter_values, strict=True)}
+        self.room = _MOST // max(1, prod(len(axis.cuts) + 1 for axis in axes))
 
     def statement(self) -> Any:
         """The whole nest."""
-        return self._loops(0, self.leaf.block.body.value, {})
+        return self._loops(0, self.value, {})
 
     def _loops(self, level: int, value: Any, ranges: dict[Any, tuple[int, int]]) -> Any:
         """The loops from `level` on, around the block that stores `value`; `ranges` of axes are known."""
@@ -136,13 +182,13 @@ class _Copies:
     def _split(self, axes: Sequence[_Axis], level: int, value: Any, ranges: dict[Any, tuple[int, int]]) -> Any:
         """What stands below the loop at `level`, apart for each range of the first of `axes`."""
         if not axes:
-            return self._loops(level + 1, value, ranges)
+            return self._branch(level, value, ranges)
         axis = axes[0]
 
         def tree(low: int, high: int, cuts: Sequence[int]) -> Any:
             if not cuts:
                 known = {**ranges, axis.var: (low, high)}
-                inner = self._split(axes[1:], level, self._simplified(value, known), known)
+                inner = self._split(axes[1:], level, _simplified(self.leaf, value, known), known)
                 return self._renamed(inner, level + 1)
             middle = len(cuts) // 2
             cut = cuts[middle]
@@ -151,12 +197,35 @@ class _Copies:
 
         return tree(0, axis.extent, axis.cuts)
 
-    def _simplified(self, value: Any, ranges: dict[Any, tuple[int, int]]) -> Any:
-        analyzer = sym.Analyzer()
-        for item in self.leaf.block.iter_vars:
-            low, high = ranges.get(item.var, (0, int(item.dom.extent)))
-            analyzer.bind(item.var, tvm.ir.Range(tirx.const(low, "int64"), tirx.const(high, "int64")))
-        return analyzer.simplify(value)
+    def _branch(self, level: int, value: Any, ranges: dict[Any, tuple[int, int]]) -> Any:
+        """What stands below the loop at `level`, apart for each outcome of the first condition that it settles."""
+        condition = self._settled(level, value) if self.room > 1 else None
+        if condition is None:
+            return self._loops(level + 1, value, ranges)
+        self.room //= 2
+
+        def given(outcome: bool) -> Any:
+            def pick(call: Any) -> Any:
+                selects = str(getattr(call.op, "name", "")).endswith(".if_then_else")
+                if selects and tvm_ffi.structural_equal(call.args[0], condition):
+                    return call.args[1 if outcome else 2]
+                return call
+
+            return self._renamed(self._branch(level, tvm_ffi.structural_map(value, (Call, pick)), ranges), level + 1)
+
+        shown = tvm_ffi.structural_map(condition, (tirx.Var, lambda var: self.values.get(var, var)))
+        return tirx.IfThenElse(shown, given(True), given(False))
+
+    def _settled(self, level: int, value: Any) -> Any | None:
+        """A condition in the value that the loop at `level` is the last to change, if copies of the rest pay."""
+        if not _repeats(self.chain, level) or self.chain[level].kind == tirx.ForKind.VECTORIZED:
+            return None
+        for call in _selections(value):
+            loads: list[Any] = []
+            tvm_ffi.structural_walk(call.args[0], (TensorLoad, loads.append))
+            if not loads and _depth(self.leaf, self.chain, _variables(call.args[0])) == level:
+                return call.args[0]
+        return None
 
     def _block(self, value: Any) -> Any:
         block, leaf = self.leaf.block, self.leaf

@@ -78,7 +78,7 @@ class Conv2dFamily(ScheduleFamily):
     """Direct convolution on blocked layouts: accumulators in registers, epilogue applied to the tile."""
 
     name: ClassVar[str] = "conv2d"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     configuration: ClassVar[type[Configuration]] = Conv2dConfiguration
 
     def match(self, group: Group, hardware: Hardware) -> Refusal | None:

@@ -85,7 +85,7 @@ class ElementwiseFamily(ScheduleFamily):
     """Schedules any group of injective operators whose results have one shape."""
 
     name: ClassVar[str] = "elementwise"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     configuration: ClassVar[type[Configuration]] = ElementwiseConfig
 
     def match(self, group: Group, hardware: Hardware) -> Refusal | None:
@@ -149,15 +149,28 @@ class ElementwiseFamily(ScheduleFamily):
         def build() -> PrimFunc:
             sch = blocks.open_schedule(func)
             kept = separate_costly(sch)
-            collapse = collapsible(group)
+            collapse, across = collapsible(group), crossed(group)
             for block in kept:
-                schedule_nest(sch, block, config, collapse if blocks.is_output(sch, block) else 1, hardware.lanes)
+                last = blocks.is_output(sch, block)
+                schedule_nest(sch, block, config, collapse if last else 1, hardware.lanes, across and last)
             return hoist_conditions(blocks.close_schedule(sch, func))
 
         return blocks.guarded(f"elementwise group {group.label}", build)
 
 
 @remembered
+def crossed(group: Group) -> bool:
+    """Whether the group ends in a transposition whose operand is contiguous along the result's last axis but one."""
+    end = group.operators[-1]
+    axes = end.attrs.get("axes")
+    return (
+        end.kind == "permute_dims"
+        and isinstance(axes, list | tuple)
+        and len(axes) > 1
+        and int(axes[-2]) == len(axes) - 1
+    )  # fmt: skip
+
+
 def touched(group: Group, tensor: int) -> int:
     """Bytes of an operand that are read: no more elements than the operators that read it have results."""
     whole = group.graph.tensors[tensor]
@@ -208,8 +221,14 @@ def _points(sch: Any, block: Any) -> int:
     return prod(int(iv.dom.extent) for iv in sch.get(block).iter_vars)
 
 
-def schedule_nest(sch: Any, block: Any, config: ElementwiseConfig, collapse: int, lanes: int) -> None:
-    """One nest over [outer, inner]: outer in parallel, inner in vectors of `lanes` × config.vectors."""
+def schedule_nest(
+    sch: Any, block: Any, config: ElementwiseConfig, collapse: int, lanes: int, across: bool = False
+) -> None:
+    """One nest over [outer, inner]: outer in parallel, inner in vectors of `lanes` × config.vectors.
+
+    across: the operand is contiguous along the last axis but one, which then runs inside a few vectors of the last, so
+    that each line of the cache is read while it is there.
+    """
     from autofuse.schedule import blocks
 
     loops = list(sch.get_loops(block))
@@ -219,6 +238,9 @@ def schedule_nest(sch: Any, block: Any, config: ElementwiseConfig, collapse: int
     outer, inner = loops[:cut], loops[cut:]
     apart = outer[task_axes([blocks.extent(sch, loop) for loop in outer]) :]
     outer = outer[: len(outer) - len(apart)]
+    swapped = None
+    if across and collapse == 1 and blocks.extent(sch, inner[0]) >= lanes and len(outer) + len(apart) > 1:
+        swapped = (apart or outer).pop()
     while (outer or apart) and len(inner) == 1 and blocks.extent(sch, inner[0]) == 1:
         inner.insert(0, (apart or outer).pop())
         inner = [sch.fuse(*inner)]
@@ -237,7 +259,13 @@ def schedule_nest(sch: Any, block: Any, config: ElementwiseConfig, collapse: int
     while step > lanes and extent % step:
         step -= lanes
     if extent >= lanes:
+        if swapped is not None and extent % (2 * lanes) == 0:
+            step = 2 * lanes  # a line of the cache is written whole
         main, vector = sch.split(last, [None, step])
+        if swapped is not None:
+            sch.reorder(main, swapped)
+            if first is not None and not apart and extent % step == 0:
+                first = sch.fuse(first, main)
         if extent % step:
             sch.annotate(main, "pragma_loop_partition_hint", 1)
         if step > lanes:
