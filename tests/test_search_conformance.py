@@ -186,7 +186,7 @@ def test_regions_are_what_no_choice_leaves_in_an_order_to_run(problem: SearchPro
             assert set(graph.predecessors[op]) <= done | inside
         done |= inside
         for local in region.choices:
-            assert set(problem.choices[local.index].group.members) <= inside
+            assert set(problem.choices[local.position].group.members) <= inside
     assert sum(len(r.choices) for r in regions) == len(problem.choices)
     assert [sorted(r.operators) for r in cut(graph, problem.choices, whole=True)] == [list(range(len(graph.operators)))]
 

@@ -131,7 +131,7 @@ class CoverSearch:
         exact = True
         known_sets = [set(k) for k in bounding]
         for region in regions:
-            covers = [[j for j, c in enumerate(region.choices) if c.index in k] for k in known_sets]
+            covers = [[j for j, c in enumerate(region.choices) if c.position in k] for k in known_sets]
             structure = region.structure(weights) if not max_memory and not minimise_peak else None
             solved = memo.get(structure) if structure is not None else None
             if solved is None:
@@ -142,7 +142,7 @@ class CoverSearch:
                 solved = found
                 if structure is not None:
                     memo[structure] = found
-            chosen.extend(region.choices[j].index for j in solved[0])
+            chosen.extend(region.choices[j].position for j in solved[0])
             exact = exact and solved[1]
         value = sum(weights[i] for i in chosen)
         self.counters.exact = self.counters.exact and exact
@@ -155,14 +155,14 @@ class CoverSearch:
 
         Where single operators are missing there may be none, and all choices stay.
         """
-        plain = [i for i, c in enumerate(self.choices) if not c.recomputed]
+        plain = self._plain
         if len(plain) < len(self.choices):
-            counters = Counters()
-            search = CoverSearch(self.graph, [self.choices[i] for i in plain], self.thresholds, counters)
+            search, counters = self._without_recomputation, Counters()
+            search.counters = counters
             place = {i: j for j, i in enumerate(plain)}
             without = [[place[i] for i in k] for k in known if all(i in place for i in k)]
             cover = search.best([weights[i] for i in plain], without, cap=cap)
-            self.counters.regions = max(self.counters.regions, counters.regions)
+            self.counters.regions = max(self.counters.regions, len(search.regions))
             self.counters.states += counters.states
             self.counters.transitions += counters.transitions
             if cover is not None:
@@ -177,13 +177,13 @@ class CoverSearch:
             for region in regions:
                 structure = region.structure(weights)
                 if structure not in memo:
-                    covers = [[j for j, c in enumerate(region.choices) if c.index in k] for k in known_sets]
+                    covers = [[j for j, c in enumerate(region.choices) if c.position in k] for k in known_sets]
                     memo[structure] = self._worthwhile(region, weights, covers)
                 found = memo[structure]
                 if found is None:
                     return regions, known
-                kept.extend(region.choices[j].index for j in found[0])
-                best.extend(region.choices[j].index for j in found[1])
+                kept.extend(region.choices[j].position for j in found[0])
+                best.extend(region.choices[j].position for j in found[1])
             known = [best]
             if len(kept) < left:
                 self.counters.cut("too_dear", left - len(kept))
@@ -193,11 +193,20 @@ class CoverSearch:
             left = len(kept)
         return regions, known
 
+    @cached_property
+    def _plain(self) -> list[int]:
+        """Positions of the choices that recompute nothing."""
+        return [i for i, c in enumerate(self.choices) if not c.recomputed]
+
+    @cached_property
+    def _without_recomputation(self) -> CoverSearch:
+        return CoverSearch(self.graph, [self.choices[i] for i in self._plain], self.thresholds, Counters())
+
     def _worthwhile(
         self, region: Region, weights: Sequence[float], covers: Sequence[list[int]]
     ) -> tuple[list[int], list[int]] | None:
         """Positions of the region's choices that may be in a cheapest cover, and of the best cover so far."""
-        own = [weights[c.index] for c in region.choices]
+        own = [weights[c.position] for c in region.choices]
         found = prices(len(region.operators), region.choices, own, skippable(region))
         candidates = [*covers, *([found.cover] if found.cover is not None else [])]
         if not candidates:
@@ -263,7 +272,7 @@ class _RegionSearch:
         self.max_memory = max_memory
         self.minimise_peak = minimise_peak
         self.full = (1 << len(region.operators)) - 1
-        self.weights = [0.0 if minimise_peak else weights[c.index] for c in region.choices]
+        self.weights = [0.0 if minimise_peak else weights[c.position] for c in region.choices]
         self.sizes = [outer._sizes[op] for op in region.operators]
         self.track_memory = bool(max_memory) or minimise_peak
         self.exact = True

@@ -37,13 +37,15 @@ class DPStrategy(SearchStrategy):
         counters = Counters()
         limit = problem.max_memory
         place = {i: j for j, i in enumerate(allowed)}
-        fallbacks = [singles(problem), interval_cover(problem)[0]]
+        fallbacks = [singles(problem)]
         if problem.greedy:
             fallbacks.append(greedy_cover(problem))
         known = [[place[i] for i in cover] for cover in fallbacks if all(i in place for i in cover)]
+        cut_in_order = interval_cover(problem)[0]
+        start = [[place[i] for i in cut_in_order]] if all(i in place for i in cut_in_order) else []
         weights = [c.cost + problem.call_cost for c in picked]
         search = CoverSearch(problem.graph, picked, problem.thresholds, counters)
-        cover = search.best(weights, known)
+        cover = search.best(weights, [*known, *start])
         if cover is None:
             raise PlanError("the groups that are allowed cover the graph in no order: allow more of them")
         cover = self._settle_ties(search, weights, cover, known)

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from autofuse.graph.model import Graph
 from autofuse.search.order import depth_first
 from autofuse.search.problem import Choice
 
 
-@dataclass(frozen=True)
-class LocalChoice:
-    """A choice in a region's own numbering; `index` is its position in the list that the regions were cut for."""
+class LocalChoice(NamedTuple):
+    """A choice in a region's own numbering; `position` is its place in the list that the regions were cut for."""
 
-    index: int
+    position: int
     owned: int
     operators: tuple[int, ...]  # the owned ones, ascending
     extra: int  # recomputed members
@@ -43,7 +43,7 @@ class Region:
 
     def structure(self, weights: Sequence[float]) -> tuple[object, ...]:
         """What decides the search's outcome: equal for repeated blocks."""
-        rows = tuple((c.owned, c.extra, c.reads, c.writes, weights[c.index]) for c in self.choices)
+        rows = tuple((c.owned, c.extra, c.reads, c.writes, weights[c.position]) for c in self.choices)
         return (len(self.operators), self.must_write, self.needs, rows)
 
 
@@ -105,7 +105,7 @@ def _region(graph: Graph, part: Sequence[int], choices: Sequence[tuple[int, Choi
         if not final.isdisjoint(graph.operators[op].outputs):
             must_write |= 1 << local[op]
     rows = [localise(i, c) for i, c in choices]
-    rows.sort(key=lambda c: (c.owned, c.extra, c.writes, c.index))
+    rows.sort(key=lambda c: (c.owned, c.extra, c.writes, c.position))
     return Region(tuple(part), tuple(rows), must_write, tuple(needs))
 
 
