@@ -34,17 +34,17 @@ def block() -> str:
             number(time_of(raw, "dp")),
             *(number(time_of(raw, peer)) for peer in PEERS),
             number(1 / ratio if (ratio := over_fastest_peer(raw)) else None),
-            number(over_dp(raw, "tvm-greedy"), 0),
+            number(over_dp(raw, "tvm-greedy"), "{:.0f}"),
         ]
         for raw in raws
     ]
     best = geometric_mean(1 / r if (r := over_fastest_peer(raw)) else None for raw in raws)
     tvm = geometric_mean(over_dp(raw, "tvm-greedy") for raw in raws)
-    rows.append(["geometric mean", "", "", "", "", "", number(best), number(tvm, 0)])
-    headings = ["network", "operators → kernels", "autofuse", *PEERS, "faster than the best peer", "than TVM's default"]
+    rows.append(["geometric mean", "", "", "", "", "", number(best), number(tvm, "{:.0f}")])
+    headings = ["network", "operators → kernels", "autofuse", *PEERS, "best peer / autofuse", "TVM / autofuse"]
     threads = raws[0]["bench"]["threads"]
     text = (
-        f"Milliseconds at batch 1 on {threads} threads of {raws[0]['machine']['cpu']}, every engine interleaved round by"
+        f"Milliseconds at batch 1 on {threads} threads of {raws[0]['machine']['cpu']}, engines interleaved round by"
         " round in one run, outputs checked against ONNX Runtime. Details, spread and larger batches: docs/results.md."
     )
     return f"{START}\n{table(headings, rows)}\n\n{text}\n{END}"
