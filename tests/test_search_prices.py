@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from random_graphs import GraphBuilder, chain, problems
 
 from autofuse.graph.model import Group
-from autofuse.search.cover import skippable
 from autofuse.search.dp import DPStrategy
 from autofuse.search.exhaustive import ExhaustiveStrategy
 from autofuse.search.prices import priced, prices, sharper
 from autofuse.search.problem import Choice, SearchProblem, Thresholds
+from autofuse.search.region_search import skippable
 from autofuse.search.regions import cut
 
 _QUIET = settings(deadline=None, max_examples=50, suppress_health_check=list(HealthCheck), derandomize=True)
