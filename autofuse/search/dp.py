@@ -1,7 +1,7 @@
 """`dp`: the cheapest plan over all the choices, exact unless a threshold cuts.
 
-The search itself is in cover.py and region_search.py. This adds the second look that settles near ties in favour of fewer kernels, the
-plans that the result may never be worse than, and the memory limit.
+The search itself is in cover.py and region_search.py. This adds the second look that settles near ties in favour of
+fewer kernels, the plans that the result may never be worse than, and the memory limit.
 """
 
 from __future__ import annotations
