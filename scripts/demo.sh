@@ -30,4 +30,4 @@ autofuse compile "$network" --strategy dp --cost-model learned --predictor "$out
 
 step "All of it side by side"
 autofuse bench "$network" --strategy dp --cost-model learned --predictor "$out/predictor" --db "$out/records.db" \
-    --executable "analytical=$out/analytical.so" --against greedy,none,onnxruntime,openvino,torch-compile
+    --save "$out/bench.json" --executable "analytical=$out/analytical.so" --against greedy,none,onnxruntime,openvino,torch-compile

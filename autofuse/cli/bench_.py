@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from autofuse.errors import EngineError
 )
 @click.option("--rounds", type=click.IntRange(min=1), help="Rounds in which every engine takes its turn.")
 @click.option("--budget", type=float, metavar="SECONDS", help="Time for the rounds.")
+@click.option("--save", metavar="F.json", help="Write the result as JSON too.")
 @json_option
 def command(
     model: str,
@@ -32,6 +34,7 @@ def command(
     saved: tuple[str, ...],
     rounds: int | None,
     budget: float | None,
+    save: str | None,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -44,6 +47,8 @@ def command(
         if given[name]:
             raise EngineError(f"--{name.replace('_', '-')} belongs to `autofuse compile`, bench does not take it")
     executables = dict(_named(text) for text in saved)
+    if save is not None and not Path(save).resolve().parent.is_dir():
+        raise EngineError(f"cannot write {save}: the folder {Path(save).resolve().parent} does not exist")
     engines = [*executables, "autofuse", *(name for name in against.split(",") if name)]
     keys = (
         "target",
@@ -70,6 +75,10 @@ def command(
             input_shapes=input_shapes(given["shapes"]),
             progress=progress,
         )
+    if save is not None:
+        temporary = Path(f"{save}.tmp")
+        temporary.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
+        temporary.replace(save)
     if as_json:
         print_json(result.to_json())
         return
