@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autofuse.bench.engines import engine_specs, known_engines
-from autofuse.bench.interleave import Pace, Visit, due_rounds, interleave, rotated
+from autofuse.bench.interleave import Contestant, Interleaved, Pace, Visit, due_rounds, interleave, rotated
 from autofuse.bench.result import BenchResult, EngineResult, ProbeResult
 from autofuse.bench.statistics import compare, paired_ratio, summarise
 from autofuse.bench.table import bench_table
@@ -228,3 +229,61 @@ def test_table_shows_figures_errors_and_names_with_brackets(result):
     assert "torch is not installed [really]" in text
     assert "tiny [v1]" in text
     assert "arithmetic 3.00" in text
+
+
+class Disturbance:
+    """A machine on which calls take `factor` times as long while `slow(now)`; its clock is that of the calls."""
+
+    def __init__(self, slow: Callable[[float], bool], factor: float = 2.0) -> None:
+        self.now = 0.0
+        self.slow = slow
+        self.factor = factor
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def engine(self, name: str, call: float) -> Contestant:
+        machine = self
+
+        class Engine:
+            def __init__(self) -> None:
+                self.name = name
+
+            def run(self, calls: int) -> list[float]:
+                taken = []
+                for _ in range(calls):
+                    seconds = call * (machine.factor if machine.slow(machine.now) else 1.0)
+                    machine.now += seconds
+                    taken.append(seconds)
+                return taken
+
+        return Engine()
+
+
+def watched(machine: Disturbance, pace: Pace) -> Interleaved:
+    engines = [machine.engine("a", 0.01), machine.engine("b", 0.02)]
+    guard = machine.engine("guard", 0.003)
+    calls = {"a": 0.01, "b": 0.02, "guard": 0.003}
+    return interleave(engines, calls, guard=guard, pace=pace, clock=lambda: machine.now, sleep=machine.sleep)
+
+
+def test_visits_wait_for_a_disturbance_to_end() -> None:
+    machine = Disturbance(lambda now: now > 1 and int(now) % 3 == 0)
+    taken = watched(machine, Pace(rounds=10, budget=1000.0))
+    for visits in taken.visits.values():
+        assert len(visits) == 10 and all(visit.quiet for visit in visits)
+    for name, call in (("a", 0.01), ("b", 0.02)):
+        summary = summarise(taken.visits[name])
+        assert summary is not None and summary.median_ms == pytest.approx(call * 1e3)
+
+
+def test_what_stays_disturbed_is_marked_and_counts_only_where_nothing_else_does() -> None:
+    machine = Disturbance(lambda now: now > 2)
+    taken = watched(machine, Pace(rounds=8, budget=1000.0, retries=2))
+    visits = taken.visits["a"]
+    assert len(visits) == 8 and visits[0].quiet and not visits[-1].quiet
+    summary = summarise(visits)
+    assert summary is not None and summary.median_ms == pytest.approx(10.0)
+    disturbed = [visit for visit in visits if not visit.quiet]
+    late = summarise(disturbed)
+    assert late is not None and late.median_ms == pytest.approx(20.0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from autofuse.errors import EngineError
@@ -39,6 +39,9 @@ class Pace:
         pause: before each visit: threads of the engine before that still spin for work fall asleep.
         wake: calls of about this long in all open a visit untimed: clocks and caches are another engine's.
         slow_call: calls as long as this need no waking.
+        disturbed: a visit is disturbed if the guard next to it took this many times its own best time.
+        retries: visits that are waited for, or repeated, because they are disturbed.
+        patience: how long to wait while the machine is disturbed.
     """
 
     rounds: int = 15
@@ -48,6 +51,9 @@ class Pace:
     pause: float = 0.03
     wake: float = 0.02
     slow_call: float = 0.5
+    disturbed: float = 1.25
+    retries: int = 6
+    patience: float = 0.25
 
     def wake_calls(self, call: float) -> int:
         """Untimed calls that open a visit of an engine whose call takes `call` seconds."""
@@ -64,10 +70,29 @@ class Pace:
 
 @dataclass(frozen=True)
 class Visit:
-    """The timed calls of one engine in one round, seconds each."""
+    """The timed calls of one engine in one round, seconds each. `quiet`: the guard was not slowed before or after."""
 
     round: int
     seconds: tuple[float, ...]
+    quiet: bool = True
+
+
+class Guard:
+    """A fixed kernel on all threads that tells whether the machine is disturbed: a neighbour may take half of it."""
+
+    def __init__(self, contestant: Contestant, limit: float) -> None:
+        self._contestant = contestant
+        self._limit = limit
+        self._best = math.inf
+
+    def quiet(self) -> bool:
+        """Whether the kernel runs about as fast as it ever did. A guard that fails sees no disturbance."""
+        try:
+            seconds = self._contestant.run(2)[-1]
+        except EngineError:
+            return True
+        self._best = min(self._best, seconds)
+        return seconds <= self._limit * self._best
 
 
 @dataclass(frozen=True)
@@ -84,13 +109,19 @@ def interleave(
     call_seconds: dict[str, float],
     *,
     probes: Sequence[Contestant] = (),
+    guard: Contestant | None = None,
     pace: Pace | None = None,
     progress: Progress | None = None,
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Interleaved:
-    """Runs the rounds. `call_seconds` says, for each contestant and probe, about how long one call takes."""
+    """Runs the rounds. `call_seconds` says, for each contestant and probe, about how long one call takes.
+
+    `guard` runs before and after each visit. While it is slowed the visit is put off or repeated, up to a number of
+    times; what stays disturbed is kept and marked.
+    """
     pace = pace or Pace()
+    watch = Guard(guard, pace.disturbed) if guard is not None else None
     due = {c.name: due_rounds(pace.visits(call_seconds[c.name], len(contestants)), pace.rounds) for c in contestants}
     visits: dict[str, list[Visit]] = {c.name: [] for c in contestants}
     probed: dict[str, list[Visit]] = {p.name: [] for p in probes}
@@ -110,7 +141,7 @@ def interleave(
                 continue
             if progress is not None:
                 progress(f"round {index + 1}: {name}", index, pace.rounds)
-            _visit(contestant, call_seconds[name], index, pace, visits, errors, sleep)
+            _watched_visit(contestant, call_seconds[name], index, pace, visits, errors, sleep, watch, over)
         if clock() - start >= pace.budget and all(visits[c.name] or c.name in errors for c in contestants):
             break
     if progress is not None:
@@ -152,3 +183,34 @@ def _visit(
         errors[contestant.name] = str(error)
         return
     visits[contestant.name].append(Visit(index, tuple(seconds[wake:])))
+
+
+def _watched_visit(
+    contestant: Contestant,
+    call: float,
+    index: int,
+    pace: Pace,
+    visits: dict[str, list[Visit]],
+    errors: dict[str, str],
+    sleep: Callable[[float], None],
+    watch: Guard | None,
+    over: bool,
+) -> None:
+    if watch is None:
+        _visit(contestant, call, index, pace, visits, errors, sleep)
+        return
+    # Out of time, or with calls that take seconds, one try has to do.
+    tries = 1 if over or call > pace.slow_call * 4 else pace.retries + 1
+    for left in reversed(range(tries)):
+        before = watch.quiet()
+        if not before and left:
+            sleep(pace.patience)
+            continue
+        _visit(contestant, call, index, pace, visits, errors, sleep)
+        if contestant.name in errors:
+            return
+        quiet = watch.quiet() and before
+        if quiet or not left:
+            visits[contestant.name][-1] = replace(visits[contestant.name][-1], quiet=quiet)
+            return
+        visits[contestant.name].pop()

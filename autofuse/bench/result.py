@@ -14,7 +14,8 @@ class EngineResult:
     Attributes:
         engine: its name.
         median_ms, iqr_ms, min_ms: of the timed calls of one inference.
-        calls, rounds: how many calls were timed, in how many rounds.
+        calls, rounds: how many calls count, and in how many rounds there were any.
+        disturbed: rounds in which the machine stayed disturbed; they count only where there are no others.
         ratio, ratio_iqr: time over that of the first row that has times, median over the rounds that both were in;
             above 1 is slower than it.
         kernels: launched by one inference.
@@ -30,6 +31,7 @@ class EngineResult:
     min_ms: float | None = None
     calls: int = 0
     rounds: int = 0
+    disturbed: int = 0
     ratio: float | None = None
     ratio_iqr: float | None = None
     kernels: int | None = None

@@ -23,6 +23,8 @@ from autofuse.errors import EngineError
 
 DEFAULT_ENGINES = ("autofuse", "greedy", "none", ONNXRUNTIME, "openvino")
 _PROBES = ("arithmetic", "memory")
+# The probe that all threads take part in, and that slows down at once when a neighbour takes one of them.
+_GUARD = "arithmetic"
 _UNFUSED = "none"
 # A first call as long as this already says how long a call takes.
 _LONG_CALL = 0.2
@@ -235,7 +237,8 @@ def _take_turns(
         if started.child is not None:
             probes.append(started.child)
     estimates = {child.name: child.call_seconds or 0.0 for child in (*contestants, *probes)}
-    return interleave(contestants, estimates, probes=probes, pace=pace, progress=progress)
+    guard = next((child for child in probes if child.name == _GUARD), None)
+    return interleave(contestants, estimates, probes=probes, guard=guard, pace=pace, progress=progress)
 
 
 def _rows(running: Sequence[_Engine], taken: Interleaved) -> tuple[EngineResult, ...]:
@@ -253,6 +256,7 @@ def _rows(running: Sequence[_Engine], taken: Interleaved) -> tuple[EngineResult,
                 min_ms=summary.min_ms,
                 calls=summary.calls,
                 rounds=len(visits),
+                disturbed=sum(not visit.quiet for visit in visits),
             )
         ratio = paired_ratio(visits, base)
         if ratio is not None:

@@ -13,7 +13,7 @@ from autofuse.bench.peer import Array
 
 @dataclass(frozen=True)
 class Summary:
-    """Of all timed calls: median, distance between the quartiles, and least, in milliseconds; and their number."""
+    """Of the timed calls that count (see `counted`): median, distance between the quartiles, and least, in milliseconds; and their number."""
 
     median_ms: float
     iqr_ms: float
@@ -21,8 +21,14 @@ class Summary:
     calls: int
 
 
+def counted(visits: Sequence[Visit]) -> Sequence[Visit]:
+    """The visits during which the machine was quiet; all of them where it never was."""
+    return [visit for visit in visits if visit.quiet] or visits
+
+
 def summarise(visits: Sequence[Visit]) -> Summary | None:
     """None where nothing was timed."""
+    visits = counted(visits)
     samples = np.array([seconds for visit in visits for seconds in visit.seconds])
     if not samples.size:
         return None
@@ -33,8 +39,12 @@ def summarise(visits: Sequence[Visit]) -> Summary | None:
 def paired_ratio(visits: Sequence[Visit], base: Sequence[Visit]) -> tuple[float, float] | None:
     """Median and interquartile distance, over the rounds that both were in, of one's median time over the other's.
 
-    A slow spell of the machine that lasts a round cancels out of that round's ratio. None without a common round.
+    A slow spell of the machine that lasts a round cancels out of that round's ratio. Rounds in which one of the two was
+    disturbed count only where there are no others. None without a common round.
     """
+    quiet = [visit for visit in visits if visit.quiet], [visit for visit in base if visit.quiet]
+    if {visit.round for visit in quiet[0]} & {visit.round for visit in quiet[1]}:
+        visits, base = quiet
     medians = {visit.round: float(np.median(visit.seconds)) for visit in base}
     ratios = [float(np.median(visit.seconds)) / medians[visit.round] for visit in visits if visit.round in medians]
     if not ratios:
