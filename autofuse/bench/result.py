@@ -31,7 +31,6 @@ class EngineResult:
     min_ms: float | None = None
     calls: int = 0
     rounds: int = 0
-    disturbed: int = 0
     ratio: float | None = None
     ratio_iqr: float | None = None
     kernels: int | None = None
@@ -39,6 +38,7 @@ class EngineResult:
     max_abs_err: float | None = None
     max_rel_err: float | None = None
     error: str | None = None
+    disturbed: int = 0
 
 
 @dataclass(frozen=True)

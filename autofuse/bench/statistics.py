@@ -13,7 +13,10 @@ from autofuse.bench.peer import Array
 
 @dataclass(frozen=True)
 class Summary:
-    """Of the timed calls that count (see `counted`): median, distance between the quartiles, and least, in milliseconds; and their number."""
+    """Of the timed calls that count (see `counted`): their number; median, distance between the quartiles, and least.
+
+    Times in milliseconds.
+    """
 
     median_ms: float
     iqr_ms: float
