@@ -23,6 +23,7 @@ import numpy as np
 
 from autofuse.bench.peer import Array, Workload
 from autofuse.errors import EngineError
+from autofuse.target.pool import pool_environment
 
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _CLOSE_SECONDS = 3.0
@@ -38,8 +39,7 @@ def common_environment(threads: int) -> dict[str, str]:
     """
     count = str(threads)
     return {
-        "TVM_NUM_THREADS": count,
-        "TVM_BIND_THREADS": "0",
+        **pool_environment(threads),
         "OMP_NUM_THREADS": count,
         "OMP_WAIT_POLICY": "PASSIVE",
         "OMP_PROC_BIND": "false",

@@ -10,6 +10,8 @@ import os
 import threading
 import warnings
 
+from autofuse.target.pool import pool_environment
+
 _pools = threading.local()
 
 
@@ -20,8 +22,7 @@ def configure_threads(threads: int) -> None:
     """
     size = getattr(_pools, "size", 0)
     if not size:
-        os.environ["TVM_NUM_THREADS"] = str(threads)
-        os.environ["TVM_BIND_THREADS"] = "0"
+        os.environ.update(pool_environment(threads))
         _pools.size = _pools.used = threads
         return
     if threads > size:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from autofuse.errors import TargetError
 from autofuse.target import Hardware, processors
+from autofuse.target.pool import pool_environment
 
 BUDGET_SECONDS = 20.0  # of rounds; building the probes takes a few seconds more
 LIMIT_SECONDS = 58.0  # the child is ended after this
@@ -107,7 +108,7 @@ def _environment(threads: int) -> dict[str, str]:
     """The child's environment: pool size, no binding of threads to processors, this package importable."""
     package_root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH", "")]))
-    return {**os.environ, "TVM_NUM_THREADS": str(threads), "TVM_BIND_THREADS": "0", "PYTHONPATH": path}
+    return {**os.environ, **pool_environment(threads), "PYTHONPATH": path}
 
 
 def _messages(stream: Iterable[str]) -> Iterator[dict[str, object]]:

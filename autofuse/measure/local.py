@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator
 from autofuse.measure.jobs import MeasureJob, MeasureResult, samples_from
 from autofuse.measure.process import ChildProcess, Outcome
 from autofuse.measure.runner import Runner
+from autofuse.target.pool import pool_environment
 
 
 def thread_environment(threads: int) -> dict[str, str]:
     """What TVM's thread pool reads once, before its first kernel: all `threads`, and none pinned to a processor."""
-    return {"TVM_NUM_THREADS": str(threads), "TVM_BIND_THREADS": "0"}
+    return pool_environment(threads)
 
 
 class LocalRunner(Runner):
