@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 #: How often a waiting worker yields before it sleeps. A yield takes a fraction of a microsecond: this covers the gap
-#: between two kernels of a model, while TVM's own 300,000 keep a processor busy for a tenth of a second after each call.
+#: between two kernels of a model, while TVM's own 300,000 keep a processor busy for a tenth of a second after a call.
 SPIN_COUNT = 4000
 
 
