@@ -112,7 +112,7 @@ def result() -> TuningResult:
 class TestStudy:
     def test_chosen_is_no_slower_and_within_a_percent_of_the_best(self, result: TuningResult) -> None:
         assert result.trials == 12 == result.new_trials and result.failed == 0 and not result.interrupted
-        assert result.chosen.seconds < result.default.seconds
+        assert result.chosen.seconds <= result.default.seconds
         assert result.chosen.ratio(result.best) <= 1.01 * result.pareto[-1].ratio(result.best)
         # The claim holds when the networks are searched afresh.
         again = evaluate(networks(), result.chosen.thresholds, "dp")
