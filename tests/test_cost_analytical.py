@@ -293,3 +293,17 @@ def test_a_hundred_thousand_candidates_in_one_batch() -> None:
     # About half a second of processor time; an implementation that works candidate by candidate takes many.
     assert time.process_time() - start < 5.0
     assert costs.shape == (100_000,) and np.array_equal(costs[:1000], costs[-1000:])
+
+
+def test_traffic_that_fits_l2_does_not_cross_its_border() -> None:
+    group = one(Work(simple=1), 1 << 10)
+    small = replace(FULL, l3_bytes=1 << 28, footprint=1 << 10)
+    assert terms(group, small)["l3"] == 0.0
+    assert terms(group, replace(small, footprint=1 << 24))["l3"] > 0.0
+
+
+def test_scattered_elements_are_moved_one_by_one() -> None:
+    group = one(Work(), 1 << 10)
+    apart = terms(group, replace(FULL, scattered=1 << 10))
+    assert apart["scatter"] == pytest.approx(0.6 * (1 << 10) / MACHINE.frequency_hz)
+    assert apart["compute"] == pytest.approx(terms(group, FULL)["compute"] + apart["scatter"])

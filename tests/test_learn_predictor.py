@@ -17,7 +17,7 @@ from learn_stores import FAMILY, MACHINE, family_of, fill, groups, law, matmul_g
 
 from autofuse.cli import main
 from autofuse.cost import AnalyticalCostModel, Candidate
-from autofuse.cost.features import extract
+from autofuse.cost.features import FEATURE_VERSION, extract
 from autofuse.errors import PredictorError
 from autofuse.graph.model import Group
 from autofuse.learn import LearnedCostModel, Trained, load_predictor, save_predictor
@@ -179,7 +179,7 @@ class TestDirectory:
             (lambda p: edit(p, version=2), "version 2, this program reads 1"),
             (lambda p: edit(p, kind="gpu"), "for a gpu, the target is a cpu"),
             (lambda p: edit(p, features={"version": 99, "names": []}), "features of version 99"),
-            (lambda p: edit(p, features={"version": 1, "names": ["a"]}), "features are not"),
+            (lambda p: edit(p, features={"version": FEATURE_VERSION, "names": ["a"]}), "features are not"),
             (lambda p: edit(p, offset="high"), "damaged"),
             (lambda p: edit(p, members=[]), "damaged"),
             (lambda p: edit(p, members=[{"file": "../x", "sha256": "", "trees": 1}]), "damaged"),

@@ -33,6 +33,7 @@ Terms = dict[str, Array]
 SHAPE_FIELDS = (
     "tasks", "vector_fill", "accumulators", "independent_chains", "recompute", "loads_per_fma",
     "l1_bytes", "l2_bytes", "l3_bytes", "memory_bytes", "footprint", "loops",
+    "scattered",
 )  # fmt: skip
 
 # Chains that keep the FMA units busy: 2 units × 4 cycles (Skylake and later, Zen 3 and later; 10 on Haswell and Zen 2,
@@ -47,6 +48,9 @@ SPILL_SLOWDOWN = 2.0
 # A working set counts as inside a cache up to half its size, as outside from twice its size, and in between in
 # proportion on a logarithmic scale (judged: LRU, associativity and the other tensors in flight blur the border).
 CACHE_EDGE = 2.0
+# Cycles for an element that is loaded or stored by itself: a load, an insertion into a vector (fitted: layout changes
+# and transpositions took 0.5 to 0.7).
+SCATTER_CYCLES = 0.6
 # Seconds to call a compiled function through its packed interface, argument checks included (measured: 0.1 to 0.2 µs).
 ENTRY_SECONDS = 1.0e-7
 
@@ -123,8 +127,9 @@ class AnalyticalCostModel(CostModel):
     def terms(self, candidates: Sequence[Candidate], shapes: Sequence[KernelShape] | None = None) -> Terms:
         """The named terms of each candidate's cost, arrays of length n in seconds; `shapes` if already known.
 
-        fma, simple, compare, divide, special: serial seconds of one core. compute, recompute, l1, l2, l3, memory,
-        parallel, entry: seconds as they count. total: the cost. speedup: one core's time over the kernel's (a number).
+        fma, simple, compare, divide, special, scatter: serial seconds of one core. compute, recompute, l1, l2, l3,
+        memory, parallel, entry: seconds as they count. total: the cost. speedup: one core's time over the kernel's (a
+        number).
         """
         if shapes is None:
             shapes = self.shapes(candidates)
@@ -142,9 +147,10 @@ class AnalyticalCostModel(CostModel):
         return self.evaluate(quantities, shape_matrix(shapes))
 
     def evaluate(self, quantities: Array, shape: Array) -> Terms:
-        """`terms` from plain numbers: quantities (n, 8) of `group_quantities`, shape (n, 12) of `shape_matrix`."""
+        """`terms` from plain numbers: quantities (n, 8) of `group_quantities`, shape (n, 13) of `shape_matrix`."""
         h = self.hardware
-        (tasks, fill, accumulators, chains, recompute, loads, l1, l2, l3, compulsory, footprint, loops) = shape.T
+        tasks, fill, accumulators, chains, recompute, loads, l1, l2, l3, compulsory, footprint = shape.T[:11]
+        loops, scattered = shape.T[11:]
         tasks = np.maximum(tasks, 1.0)
         # Tasks run in waves of `cores`; a last wave that is not full leaves cores idle. One task: one core.
         speedup = tasks / np.ceil(tasks / h.cores)
@@ -154,7 +160,8 @@ class AnalyticalCostModel(CostModel):
         quantities = quantities * runs[:, None]
         result = self._work(quantities, lanes, accumulators, chains, loads)
         work = result["fma"] + result["simple"] + result["compare"] + result["divide"] + result["special"]
-        result["compute"] = work / speedup
+        result["scatter"] = scattered * SCATTER_CYCLES / h.frequency_hz
+        result["compute"] = (work + result["scatter"]) / speedup
         # `recompute` is scalar operations executed over needed for the whole kernel: what is beyond 1 is extra time.
         result["recompute"] = np.maximum(recompute - 1.0, 0.0) * result["compute"]
 
@@ -200,21 +207,22 @@ class AnalyticalCostModel(CostModel):
         """Seconds for the bytes that cross each border: registers/L1, L1/L2, L2/L3, L3/memory.
 
         Compulsory bytes (inputs and outputs once) cross the borders that their producer's leftovers do not save them:
-        L1 and L2 always; L3 as far as all of them do not fit the used cores' L2; memory as far as they do not fit L3
-        (tensors are hot in L3 unless they are larger). Traffic that the tiling repeats is stated by the kernel shape;
-        what it repeats across L2/L3 comes from memory where the tasks that run at once overflow L3 together. They share
-        what they read, so together they hold no more than the compulsory bytes, unless one alone does.
-        L1, L2 and L3 bandwidths are a core's and add up over cores; memory's is the chip's, and one core cannot draw
-        more of it than of L3. (L1 bandwidth is that of full vectors: `evaluate` divides by the share of lanes in use.)
+        L1 and L2 always; L3 as far as a core's part of them, or what one task works on, does not fit its L2; memory as
+        far as they do not fit L3 (tensors are hot in L3 unless they are larger). Traffic that the tiling repeats is
+        stated by the kernel shape; what it repeats across L2/L3 comes from memory where the tasks that run at once
+        overflow L3 together. They share what they read, so together they hold no more than the compulsory bytes, unless
+        one alone does. L1, L2 and L3 bandwidths are a core's and add up over cores; memory's is the chip's, and one
+        core cannot draw more of it than of L3. (L1 bandwidth is that of full vectors: `evaluate` divides by the share
+        of lanes in use.)
         """
         h = self.hardware
         running = np.maximum(footprint, np.minimum(footprint * used, compulsory))
-        past_l2 = outside(compulsory, h.l2_bytes * used)
+        past_l2 = outside(np.maximum(compulsory / used, footprint), h.l2_bytes)
         past_l3 = outside(np.maximum(compulsory, running), h.l3_bytes)
         from_memory = np.maximum(compulsory * past_l3, l3 * outside(running, h.l3_bytes))
         return {
             "l1": np.maximum(l1, compulsory) / (self._l1 * speedup),
             "l2": np.maximum(l2, compulsory) / (self._l2 * speedup),
-            "l3": np.maximum(l3, compulsory * past_l2) / (self._l3 * speedup),
+            "l3": np.maximum(l3, compulsory) * past_l2 / (self._l3 * speedup),
             "memory": from_memory / np.minimum(h.memory_bandwidth, self._memory_per_core * speedup),
         }

@@ -21,7 +21,7 @@ from autofuse.graph.model import Graph, Group, MappingType, Operator, Role
 from autofuse.schedule.family import Configuration, KernelShape
 from autofuse.target import Hardware
 
-FEATURE_VERSION = 1
+FEATURE_VERSION = 2
 
 
 class Feature(NamedTuple):
@@ -88,6 +88,7 @@ _SHAPE = (
     Feature("memory_bytes", "log2 bytes", "compulsory traffic"),
     Feature("footprint", "log2 bytes", "working set of one task"),
     Feature("loops", "loop nests", "loop nests executed one after another"),
+    Feature("scattered", "log2 elements", "elements moved one by one"),
     Feature("footprint_l1", "log2 ratio", "working set over L1"),
     Feature("footprint_l2", "log2 ratio", "working set over L2"),
     Feature("footprint_l3", "log2 ratio", "working sets of all running tasks over L3"),
@@ -113,7 +114,7 @@ _HARDWARE = (
     Feature("hw_parallel_overhead", "ln s", "entering and leaving a parallel region"),
 )
 _TERM_NAMES = (
-    "total", "compute", "fma", "simple", "compare", "divide", "special", "recompute",
+    "total", "compute", "fma", "simple", "compare", "divide", "special", "scatter", "recompute",
     "l1", "l2", "l3", "memory", "parallel",
 )  # fmt: skip
 _TERMS = tuple(Feature(f"log_{t}", "ln s", f"analytical model: {t}, at least a picosecond") for t in _TERM_NAMES)
@@ -256,7 +257,7 @@ _GROUP_LOGS = np.array([f.unit.startswith("log2") for f in _GROUP])
 
 def _shape_columns(shape: NDArray[np.float64], flops: NDArray[np.float64], h: Hardware) -> NDArray[np.float64]:
     """The _SHAPE features, from the columns of `shape_matrix` and each candidate's flops."""
-    tasks, fill, accumulators, chains, recompute, loads, l1, l2, l3, compulsory, footprint, loops = shape.T
+    tasks, fill, accumulators, chains, recompute, loads, l1, l2, l3, compulsory, footprint, loops, scattered = shape.T
     tasks = np.maximum(tasks, 1.0)
     waves = np.ceil(tasks / h.cores)
     log = np.log2
@@ -273,6 +274,7 @@ def _shape_columns(shape: NDArray[np.float64], flops: NDArray[np.float64], h: Ha
             loads,
             *(log(1 + column) for column in (l1, l2, l3, compulsory, footprint)),
             loops,
+            log(1 + scattered),
             log(1 + footprint / h.l1_bytes),
             log(1 + footprint / h.l2_bytes),
             log(1 + footprint * np.minimum(tasks, h.cores) / h.l3_bytes),

@@ -184,17 +184,18 @@ def build_probes(target: Target, hardware: Hardware, progress: Progress | None =
     """The probes of a machine: rates, bandwidth of each level, overheads. `hardware` gives cache sizes and lanes.
 
     Amounts: multiply-adds; scalar operations; bytes read and written (a line that is only written counts once, as in
-    KernelShape); cycles. L1, L2, L3 are probed on one thread with the working set at half of the level's capacity
-    (L3: at most 32 MiB, at least four L2s), memory on all threads with four times L3, as far as memory allows.
+    KernelShape); cycles. L1 and L2 are probed on one thread, L3 and memory on all: cores share them, and one alone
+    draws more than its share. The working set is half of the level's capacity (L3: at most 32 MiB, at least four L2s),
+    four times L3 for memory, as far as memory allows. L3's rate is a core's.
     """
     _use_own_intrinsics()
     lanes, made = hardware.lanes, target.tvm_target()
     row = hardware.l1_bytes // 16 // lanes // 4 * lanes  # rows and result: a third of L1
     l2_row = hardware.l2_bytes // 2 // (4 * (_ROWS + 1)) // lanes * lanes
     l3_set = min(max(hardware.l3_bytes // 2, 4 * hardware.l2_bytes), 32 << 20)
-    l3_elements = l3_set // 8 // lanes * lanes
-    memory_set = min(4 * hardware.l3_bytes, MEMORY_CEILING, _available_memory() // 4)
     tasks = max(1, target.threads)
+    l3_elements = max(1, l3_set // 8 // (tasks * lanes)) * tasks * lanes
+    memory_set = min(4 * hardware.l3_bytes, MEMORY_CEILING, _available_memory() // 4)
     memory_elements = max(1, memory_set // 8 // (tasks * lanes)) * tasks * lanes
     kernels: list[tuple[str, Callable[[], s_tir.Schedule], float]] = [
         ("clock", _clock, 2.0 * _STEPS),
@@ -204,7 +205,7 @@ def build_probes(target: Target, hardware: Hardware, progress: Progress | None =
         ("special", lambda: _repeated(row, lanes, 16, _ROWS, _exp_and_tanh), 2.0 * 16 * row),
         ("l1", lambda: _repeated(row, lanes, 256, _ROWS, lambda x: x), 12.0 * 256 * row),
         ("l2", lambda: _repeated(l2_row, lanes, 64, _ROWS, lambda x: x), 12.0 * 64 * l2_row),
-        ("l3", lambda: _stream(l3_elements, lanes, 1), 8.0 * l3_elements),
+        ("l3", lambda: _stream(l3_elements, lanes, tasks), 8.0 * l3_elements / tasks),
         ("memory", lambda: _stream(memory_elements, lanes, tasks), 8.0 * memory_elements),
         ("parallel", lambda: _trivial(max(2, tasks), True), 1.0),
         ("serial", lambda: _trivial(max(2, tasks), False), 1.0),

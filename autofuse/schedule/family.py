@@ -74,6 +74,7 @@ class KernelShape:
     l1_bytes, l2_bytes, l3_bytes: traffic between registers and L1 / L1 and L2 / L2 and L3 under this tiling;
     memory_bytes: compulsory traffic, every input and output once.
     footprint: working set of one task.  loops: loop nests executed one after another inside the kernel.
+    scattered: elements that are moved one by one, since no vector holds them together.
     """
 
     tasks: int
@@ -88,6 +89,7 @@ class KernelShape:
     memory_bytes: int = 0
     footprint: int = 0
     loops: int = 1
+    scattered: int = 0
 
 
 class ScheduleFamily(abc.ABC):

@@ -26,6 +26,8 @@ INJECTIVE = frozenset({MappingType.ONE_TO_ONE, MappingType.ONE_TO_MANY, MappingT
 _TASKS = 64
 # Operators that pass on an axis whole exactly if its extent stays: parts of operands, and several operands in a row.
 _PARTIAL = frozenset({"concat", "strided_slice", "nn.pad"})
+# How many times as long a scattered element takes whose lane chooses its operand (measured: 3 to 4).
+_RAGGED = 3
 # Scalar operations below which a second thread costs more than it brings: a parallel region takes microseconds.
 _SERIAL_OPERATIONS = 16_384
 
@@ -114,7 +116,7 @@ class ElementwiseFamily(ScheduleFamily):
         return [ElementwiseConfig(parallel, vectors) for parallel in order for vectors in (1, 2)]
 
     def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
-        """One pass over operands and results, of large operands what is read; strided operands fill vectors badly."""
+        """One pass over operands and results, of large operands what is read; what strides is moved by elements."""
         assert isinstance(config, ElementwiseConfig)
         tensors = group.graph.tensors
         shape = tensors[group.outputs[-1]].shape
@@ -122,8 +124,6 @@ class ElementwiseFamily(ScheduleFamily):
         inner = prod(shape[cut:])
         lanes = hardware.lanes
         fill = inner / (-(-inner // lanes) * lanes)
-        if any(a.stride not in (0, 1) for op in group.operators for a in op.accesses):
-            fill = min(fill, 2 / lanes)
         outer = prod(shape[: task_axes(shape[:cut])]) if cut else _pieces(inner, lanes * config.vectors)
         tasks = max(1, outer) if config.parallel else 1
         traffic = sum(touched(group, t) for t in group.inputs) + sum(tensors[t].bytes for t in group.outputs)
@@ -139,6 +139,7 @@ class ElementwiseFamily(ScheduleFamily):
             memory_bytes=traffic,
             footprint=-(-traffic // tasks),
             loops=nests,
+            scattered=scattered(group, lanes),
         )
 
     def apply(self, func: PrimFunc, group: Group, config: Any, hardware: Hardware) -> PrimFunc:
@@ -169,6 +170,25 @@ def crossed(group: Group) -> bool:
         and len(axes) > 1
         and int(axes[-2]) == len(axes) - 1
     )  # fmt: skip
+
+
+@remembered
+def scattered(group: Group, lanes: int) -> int:
+    """Elements that are moved one by one: those of results that are read across, several times if conditions differ.
+
+    A concat, slice or pad at a place inside a block of channels makes every lane of a result in blocks look for its own
+    operand.
+    """
+    tensors = group.graph.tensors
+    if all(a.stride in (0, 1) for op in group.operators for a in op.accesses):
+        return 0
+    ragged = len(tensors[group.outputs[-1]].shape) == 5 and any(
+        op.kind in _PARTIAL and len(shape) == 4 and shape[1] % lanes
+        for op in group.operators
+        for shape in (tensors[t].shape for t in op.inputs)
+    )
+    moved = sum(tensors[t].elements for t in group.outputs)
+    return moved * (_RAGGED if ragged else 1)
 
 
 def touched(group: Group, tensor: int) -> int:

@@ -81,9 +81,11 @@ class RowsFamily(ScheduleFamily):
         memory = sum(tensors[t].bytes for t in (*group.inputs, *group.outputs))
         tasks = rows.rows // config.block * -(-rows.lanes // config.width)
         row = 4 * rows.elements * config.width
-        # Every nest of every operator reads and writes the row once more.
-        passes = sum(op.blocks for op in group.operators if op.reduction) + 1
         wide = rows.rows * rows.lanes * rows.elements * 4
+        # Every nest of every operator reads and writes the row once more; a sum alone reads it once, from where it is.
+        passes = sum(op.blocks for op in group.operators if op.reduction) + 1
+        if all(tensors[t].bytes < wide for t in group.outputs):
+            passes = max(0, passes - 2)
         lanes = hardware.lanes
         line = config.width if rows.lanes > 1 else rows.elements
         fill = line / (-(-line // lanes) * lanes)
