@@ -251,10 +251,14 @@ def kernel_shape(window: W.Window, e: Extents, c: Conv2dConfiguration, hardware:
     extra = window.memory_bytes - window.data.bytes - window.weight.bytes - window.out.bytes
     needed = window.group.work.flops
     recompute = 1.0
-    if c.pad == 1 or (c.pad == 0 and window.prologue):
-        again = tasks * task_data / max(1, 4 * e.n * window.data.elements // max(1, e.n))
+    if c.pad or window.prologue:
+        again = tasks * task_data / max(1, 4 * window.data.elements)
         before = sum(op.work.flops for op in window.prologue) or (window.data.elements if c.pad else 0)
-        times = again if c.pad else again * c.cob * column_tiles * c.mt / max(1, e.ow) * _BROADCAST_OPERATION
+        if c.pad:
+            # Staged, operations stand in a loop of loads and stores and hide behind nothing: they count once more.
+            times = (again if c.pad == 1 else 1.0) + bool(window.prologue)
+        else:
+            times = again * c.cob * column_tiles * c.mt / max(1, e.ow) * _BROADCAST_OPERATION
         recompute += max(0.0, times - 1.0) * before / max(1, needed)
     chains = c.nb * c.ht * c.mt
     return KernelShape(

@@ -115,7 +115,8 @@ def shape(window: W.Window, p: Plane, c: PlaneConfiguration, hardware: Hardware)
     extra = max(0, memory - window.data.bytes - window.out.bytes)
     again = tasks * task_data / max(1, window.data.bytes)
     before = sum(op.work.flops for op in window.prologue)
-    times = again if c.pad else max(again, taps * window.out.elements / max(1, window.data.elements))
+    # Staged, operations stand in a loop of loads and stores and hide behind nothing: they count once more.
+    times = again + 1 if c.pad else max(again, taps * window.out.elements / max(1, window.data.elements))
     recompute = 1.0 + max(0.0, times - 1.0) * before / max(1, window.group.work.flops)
     return KernelShape(
         tasks=tasks if c.parallel else 1,
