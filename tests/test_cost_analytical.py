@@ -307,3 +307,11 @@ def test_scattered_elements_are_moved_one_by_one() -> None:
     apart = terms(group, replace(FULL, scattered=1 << 10))
     assert apart["scatter"] == pytest.approx(0.6 * (1 << 10) / MACHINE.frequency_hz)
     assert apart["compute"] == pytest.approx(terms(group, FULL)["compute"] + apart["scatter"])
+
+
+def test_a_copy_before_the_main_loop_is_not_hidden() -> None:
+    group = one(Work(fma=1000), 1 << 20)
+    hidden, bare = terms(group, FULL), terms(group, replace(FULL, exposed=0.5))
+    traffic = max(bare["l2"], bare["l3"], bare["memory"])
+    assert bare["exposed"] == pytest.approx(0.5 * min(traffic, bare["compute"]))
+    assert bare["total"] == pytest.approx(hidden["total"] + bare["exposed"])

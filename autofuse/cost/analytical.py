@@ -2,7 +2,7 @@
 
 A roofline with one roof per memory level:
 
-    time = max(compute, l1, l2, l3, memory) + recompute + parallel + entry
+    time = max(compute, l1, l2, l3, memory) + exposed + recompute + parallel + entry
 
 Every term is in seconds of the whole kernel and already divided by the speed-up that its tasks allow. What each term is
 made of stands at the function that computes it; `AnalyticalCostModel.terms` gives them by name.
@@ -33,7 +33,7 @@ Terms = dict[str, Array]
 SHAPE_FIELDS = (
     "tasks", "vector_fill", "accumulators", "independent_chains", "recompute", "loads_per_fma",
     "l1_bytes", "l2_bytes", "l3_bytes", "memory_bytes", "footprint", "loops",
-    "scattered",
+    "scattered", "exposed",
 )  # fmt: skip
 
 # Chains that keep the FMA units busy: 2 units × 4 cycles (Skylake and later, Zen 3 and later; 10 on Haswell and Zen 2,
@@ -127,9 +127,9 @@ class AnalyticalCostModel(CostModel):
     def terms(self, candidates: Sequence[Candidate], shapes: Sequence[KernelShape] | None = None) -> Terms:
         """The named terms of each candidate's cost, arrays of length n in seconds; `shapes` if already known.
 
-        fma, simple, compare, divide, special, scatter: serial seconds of one core. compute, recompute, l1, l2, l3,
-        memory, parallel, entry: seconds as they count. total: the cost. speedup: one core's time over the kernel's (a
-        number).
+        fma, simple, compare, divide, special, scatter: serial seconds of one core. compute, exposed, recompute, l1,
+        l2, l3, memory, parallel, entry: seconds as they count. total: the cost. speedup: one core's time over the
+        kernel's (a number).
         """
         if shapes is None:
             shapes = self.shapes(candidates)
@@ -147,10 +147,10 @@ class AnalyticalCostModel(CostModel):
         return self.evaluate(quantities, shape_matrix(shapes))
 
     def evaluate(self, quantities: Array, shape: Array) -> Terms:
-        """`terms` from plain numbers: quantities (n, 8) of `group_quantities`, shape (n, 13) of `shape_matrix`."""
+        """`terms` from plain numbers: quantities (n, 8) of `group_quantities`, shape (n, 14) of `shape_matrix`."""
         h = self.hardware
         tasks, fill, accumulators, chains, recompute, loads, l1, l2, l3, compulsory, footprint = shape.T[:11]
-        loops, scattered = shape.T[11:]
+        loops, scattered, exposed = shape.T[11:]
         tasks = np.maximum(tasks, 1.0)
         # Tasks run in waves of `cores`; a last wave that is not full leaves cores idle. One task: one core.
         speedup = tasks / np.ceil(tasks / h.cores)
@@ -173,9 +173,12 @@ class AnalyticalCostModel(CostModel):
         parallel = (tasks > 1) & (h.cores > 1)
         result["parallel"] = np.where(parallel, h.parallel_overhead * np.maximum(loops, 1.0), 0.0)
         result["entry"] = np.full(len(shape), ENTRY_SECONDS)
-        roof = np.maximum.reduce([result[name] for name in ("compute", "l1", "l2", "l3", "memory")])
+        traffic = np.maximum.reduce([result[name] for name in ("l2", "l3", "memory")])
+        roof = np.maximum.reduce([traffic, result["compute"], result["l1"]])
+        # Of two phases one after the other the shorter is not hidden by the longer.
+        result["exposed"] = exposed * np.minimum(traffic, result["compute"])
         result["speedup"] = speedup
-        result["total"] = roof + result["recompute"] + result["parallel"] + result["entry"]
+        result["total"] = roof + result["exposed"] + result["recompute"] + result["parallel"] + result["entry"]
         return result
 
     def _work(self, quantities: Array, lanes: Array, accumulators: Array, chains: Array, loads: Array) -> Terms:

@@ -89,6 +89,7 @@ _SHAPE = (
     Feature("footprint", "log2 bytes", "working set of one task"),
     Feature("loops", "loop nests", "loop nests executed one after another"),
     Feature("scattered", "log2 elements", "elements moved one by one"),
+    Feature("exposed", "share", "traffic whose time no computation hides"),
     Feature("footprint_l1", "log2 ratio", "working set over L1"),
     Feature("footprint_l2", "log2 ratio", "working set over L2"),
     Feature("footprint_l3", "log2 ratio", "working sets of all running tasks over L3"),
@@ -114,7 +115,7 @@ _HARDWARE = (
     Feature("hw_parallel_overhead", "ln s", "entering and leaving a parallel region"),
 )
 _TERM_NAMES = (
-    "total", "compute", "fma", "simple", "compare", "divide", "special", "scatter", "recompute",
+    "total", "compute", "fma", "simple", "compare", "divide", "special", "scatter", "exposed", "recompute",
     "l1", "l2", "l3", "memory", "parallel",
 )  # fmt: skip
 _TERMS = tuple(Feature(f"log_{t}", "ln s", f"analytical model: {t}, at least a picosecond") for t in _TERM_NAMES)
@@ -257,7 +258,8 @@ _GROUP_LOGS = np.array([f.unit.startswith("log2") for f in _GROUP])
 
 def _shape_columns(shape: NDArray[np.float64], flops: NDArray[np.float64], h: Hardware) -> NDArray[np.float64]:
     """The _SHAPE features, from the columns of `shape_matrix` and each candidate's flops."""
-    tasks, fill, accumulators, chains, recompute, loads, l1, l2, l3, compulsory, footprint, loops, scattered = shape.T
+    tasks, fill, accumulators, chains, recompute, loads, l1, l2, l3, compulsory, footprint = shape.T[:11]
+    loops, scattered, exposed = shape.T[11:]
     tasks = np.maximum(tasks, 1.0)
     waves = np.ceil(tasks / h.cores)
     log = np.log2
@@ -275,6 +277,7 @@ def _shape_columns(shape: NDArray[np.float64], flops: NDArray[np.float64], h: Ha
             *(log(1 + column) for column in (l1, l2, l3, compulsory, footprint)),
             loops,
             log(1 + scattered),
+            exposed,
             log(1 + footprint / h.l1_bytes),
             log(1 + footprint / h.l2_bytes),
             log(1 + footprint * np.minimum(tasks, h.cores) / h.l3_bytes),

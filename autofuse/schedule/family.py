@@ -75,6 +75,7 @@ class KernelShape:
     memory_bytes: compulsory traffic, every input and output once.
     footprint: working set of one task.  loops: loop nests executed one after another inside the kernel.
     scattered: elements that are moved one by one, since no vector holds them together.
+    exposed: share (0..1) of the traffic whose time no computation hides: what a loop of its own copies first.
     """
 
     tasks: int
@@ -90,6 +91,7 @@ class KernelShape:
     footprint: int = 0
     loops: int = 1
     scattered: int = 0
+    exposed: float = 0.0
 
 
 class ScheduleFamily(abc.ABC):

@@ -255,8 +255,7 @@ def kernel_shape(window: W.Window, e: Extents, c: Conv2dConfiguration, hardware:
         again = tasks * task_data / max(1, 4 * window.data.elements)
         before = sum(op.work.flops for op in window.prologue) or (window.data.elements if c.pad else 0)
         if c.pad:
-            # Staged, operations stand in a loop of loads and stores and hide behind nothing: they count once more.
-            times = (again if c.pad == 1 else 1.0) + bool(window.prologue)
+            times = again if c.pad == 1 else 1.0
         else:
             times = again * c.cob * column_tiles * c.mt / max(1, e.ow) * _BROADCAST_OPERATION
         recompute += max(0.0, times - 1.0) * before / max(1, needed)
@@ -274,6 +273,7 @@ def kernel_shape(window: W.Window, e: Extents, c: Conv2dConfiguration, hardware:
         memory_bytes=window.memory_bytes,
         footprint=footprint,
         loops=2 if c.pad == 2 else 1,
+        exposed=task_data / (task_data + task_weights + task_out) if c.pad else 0.0,
     )
 
 

@@ -115,8 +115,7 @@ def shape(window: W.Window, p: Plane, c: PlaneConfiguration, hardware: Hardware)
     extra = max(0, memory - window.data.bytes - window.out.bytes)
     again = tasks * task_data / max(1, window.data.bytes)
     before = sum(op.work.flops for op in window.prologue)
-    # Staged, operations stand in a loop of loads and stores and hide behind nothing: they count once more.
-    times = again + 1 if c.pad else max(again, taps * window.out.elements / max(1, window.data.elements))
+    times = again if c.pad else max(again, taps * window.out.elements / max(1, window.data.elements))
     recompute = 1.0 + max(0.0, times - 1.0) * before / max(1, window.group.work.flops)
     return KernelShape(
         tasks=tasks if c.parallel else 1,
@@ -131,6 +130,7 @@ def shape(window: W.Window, p: Plane, c: PlaneConfiguration, hardware: Hardware)
         memory_bytes=memory,
         footprint=task_data * (2 if c.pad else 1) + task_out,
         loops=2 if c.pad == 2 else 1,
+        exposed=task_data / (task_data + task_out) if c.pad else 0.0,
     )
 
 
