@@ -7,6 +7,7 @@ in the packages of the same names; nothing but their order is decided here.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autofuse.errors import PlanError
+from autofuse.errors import InputError, ModelError, PlanError
 from autofuse.graph.model import Graph, Group, Role
 from autofuse.target import Hardware
 
@@ -108,8 +109,11 @@ def analyse(
 def dump(folder: Path | None, name: str, module: Any) -> None:
     """Write a module's text to `folder`/`name`.py, constants left out."""
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{name}.py").write_text(module.script(show_meta=False))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{name}.py").write_text(module.script(show_meta=False), encoding="utf-8")
+        except OSError as error:
+            raise ModelError(f"cannot write the IR to {folder}: {error.strerror}; choose another folder") from None
 
 
 def problem_of(
@@ -211,6 +215,9 @@ def compile_model(
     folder = Path(dump_ir) if dump_ir is not None else None
     began = time.perf_counter()
     make_strategy(strategy)  # an unknown name fails before any work
+    for what, number in (("max_memory", max_memory), ("compile_allowance", compile_allowance)):
+        if number is not None and not 0 <= number < math.inf:
+            raise InputError(f"{what.replace('_', '-')} is {number}: give a number of 0 or more")
     analysed = analyse(
         model,
         target=target,
@@ -238,10 +245,24 @@ def compile_model(
 
 def follow_plan(plan: Plan | str | Path, problem: SearchProblem, analysed: Analysed) -> SearchResult:
     """The choices of a given plan. Raises PlanError when it was made for another graph."""
+    from autofuse.schedule.registry import family as family_by_name
     from autofuse.search.plan import Plan, adapt
 
     if not isinstance(plan, Plan):
         plan = Plan.load(plan)
+    for number, planned in enumerate(plan.groups):
+        where = f"the plan is damaged: group {number}"
+        if not math.isfinite(planned.seconds):
+            raise PlanError(f"{where} takes {planned.seconds} seconds; compile without --plan")
+        if planned.family or len(planned.members) > 1:
+            try:
+                family_by_name(planned.family).configuration.parse(planned.config)
+            except KeyError:
+                raise PlanError(f"{where} has an unknown family {planned.family!r}; compile without --plan") from None
+            except ValueError:
+                raise PlanError(
+                    f"{where}: {planned.config!r} is no configuration of {planned.family}; compile without --plan"
+                ) from None
     return adapt(plan, problem, target=analysed.target.text)
 
 

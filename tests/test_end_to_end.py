@@ -22,6 +22,7 @@ from frontend_graphs import model, node, weights
 import autofuse
 from autofuse.cli import main
 from autofuse.codegen.executable import Executable
+from autofuse.errors import PlanError
 
 COMPILE_KEYS = {
     "model", "target", "strategy", "cost_model", "operators", "kernels", "fusion_ratio", "seconds", "search",
@@ -327,11 +328,22 @@ def test_too_little_memory(network: Path, tmp_path: Path, capfd: pytest.CaptureF
     assert "memory" in line
 
 
-@pytest.mark.parametrize("flag", [("--strategy", "best"), ("--threads", "0"), ("--fuel", "-1")])
-def test_flags_that_make_no_sense(network: Path, flag: tuple[str, str], capfd: pytest.CaptureFixture[str]) -> None:
-    assert here("compile", network, *flag) == 2
-    out, err = capfd.readouterr()
-    assert out == "" and flag[0] in err and "Traceback" not in err
+@pytest.mark.parametrize(
+    "flag",
+    [
+        ("--strategy", "best"),
+        ("--threads", "0"),
+        ("--fuel", "-1"),
+        ("--max-memory", "nan"),
+        ("--compile-allowance", "-5"),
+        ("--dump-ir", __file__),
+    ],
+)
+def test_flags_that_make_no_sense(
+    network: Path, tmp_path: Path, flag: tuple[str, str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(capfd, tmp_path, "compile", network, "-o", tmp_path / "out.so", *flag)
+    assert flag[0].removeprefix("--") in line or flag[1] in line
 
 
 def test_running_what_is_no_compiled_model(network: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -348,6 +360,38 @@ def test_running_with_the_wrong_arrays(
     arguments = ("run", tmp_path / "net.so", "--input", tmp_path / "x.npz", "--output", tmp_path / "y.npz")
     line = refused(capfd, tmp_path, *arguments)
     assert "picture" in line and "image" in line
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "text", "no archive", "object"])
+def test_running_with_a_damaged_archive(
+    executable: Executable, tmp_path: Path, capfd: pytest.CaptureFixture[str], damage: str
+) -> None:
+    executable.save(tmp_path / "net.so")
+    path = tmp_path / "x.npz"
+    np.savez(path, image=image())
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    if damage == "no archive":
+        with path.open("wb") as file:
+            np.save(file, image())
+    elif damage == "object":
+        np.savez(path, image=np.array([{}], dtype=object))
+    else:
+        flipped = whole[:middle] + bytes([whole[middle] ^ 255]) + whole[middle + 1 :]
+        path.write_bytes({"cut": whole[:600], "flipped": flipped, "text": b"text"}[damage])
+    line = refused(capfd, tmp_path, "run", tmp_path / "net.so", "--input", path, "--output", tmp_path / "y.npz")
+    assert "x.npz" in line
+
+
+def test_results_that_cannot_be_written(
+    executable: Executable, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    executable.save(tmp_path / "net.so")
+    np.savez(tmp_path / "x.npz", image=image())
+    (tmp_path / "folder").mkdir()
+    for output in (tmp_path / "folder", Path("/proc/y.npz")):
+        line = refused(capfd, tmp_path, "run", tmp_path / "net.so", "--input", tmp_path / "x.npz", "--output", output)
+        assert str(output) in line
 
 
 def test_plans_are_built_again_and_only_for_their_graph(
@@ -375,6 +419,18 @@ def test_a_damaged_plan(network: Path, tmp_path: Path, capfd: pytest.CaptureFixt
     (tmp_path / "plan.json").write_text('{"schema": 1, "groups": ')
     line = refused(capfd, tmp_path, "compile", network, "--plan", tmp_path / "plan.json", "-o", tmp_path / "out.so")
     assert "plan.json" in line
+
+
+@pytest.mark.parametrize(
+    "change", [{"family": "absent"}, {"family": ""}, {"config": "odd"}, {"seconds": float("nan")}], ids=str
+)
+def test_a_plan_with_a_damaged_group(network: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    plan = autofuse.compile(network, strategy="dp", threads=2).plan.to_json()
+    position = next(i for i, group in enumerate(plan["groups"]) if len(group["members"]) > 1)
+    plan["groups"][position].update(change)
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    with pytest.raises(PlanError, match=f"damaged: group {position}"):
+        autofuse.compile(network, plan=tmp_path / "plan.json", threads=2)
 
 
 def test_explanations(network: Path, capfd: pytest.CaptureFixture[str]) -> None:

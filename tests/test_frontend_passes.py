@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax
 
+import autofuse
 from autofuse.errors import InputError, ModelError
 from autofuse.frontend import PreparedModel, prepare
 from autofuse.frontend.constants import array_of, constant, scalar_value
@@ -357,3 +358,51 @@ def test_an_exported_program() -> None:
     assert operators(prepared)["nn.conv2d"] == 1 and "nn.batch_norm" not in operators(prepared)
     expected = layer(example).detach().numpy()
     np.testing.assert_allclose(run_prepared(prepared, [example.numpy()])[0], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (lambda op, x: op.take(x, relax.const(-1, "int64"), 1, mode="fast"), lambda x: x[:, -1]),
+        (lambda op, x: op.take(x, relax.const(np.array([-1, 0])), 0, mode="fast"), lambda x: x[[-1, 0]]),
+        (lambda op, x: op.take(x, op.argmax(x, axis=-1), 1, mode="fast"), lambda x: np.take(x, x.argmax(-1), 1)),
+        (
+            lambda op, x: op.index_tensor(x, [relax.const(np.array([0, -1])), relax.const(np.array([[1], [-2]]))]),
+            lambda x: x[np.array([0, -1]), np.array([[1], [-2]])],
+        ),
+        (
+            lambda op, x: op.index_tensor(x, [op.subtract(op.argmax(x, axis=0), relax.const(1, "int64"))]),
+            lambda x: x[x.argmax(0) - 1],
+        ),
+    ],
+)
+def test_indices_count_from_the_end_when_negative(build: Any, expected: Any) -> None:
+    prepared = prepare(relax_module(lambda bb, x: bb.emit(build(_Emitting(bb), x)), x=(2, 4, 4)))
+    x = np.random.default_rng(0).standard_normal((2, 4, 4), dtype=np.float32)
+    made = autofuse.compile(prepared.module, strategy="none", threads=2)
+    np.testing.assert_array_equal(made(x)[0], expected(x))
+
+
+@pytest.mark.parametrize("build", ["take", "index_tensor"])
+def test_a_constant_index_past_the_end_is_refused(build: str) -> None:
+    far = relax.const(np.array([4]))
+
+    def emit(bb: Any, x: Any) -> Any:
+        return bb.emit(relax.op.take(x, far, 1) if build == "take" else relax.op.index_tensor(x, [far]))
+
+    with pytest.raises(ModelError, match="past"):
+        prepare(relax_module(emit, x=(2, 4, 4)))
+
+
+def test_exported_programs_with_what_the_importer_lacks_or_adds() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Network(torch.nn.Module):  # type: ignore[name-defined,misc]
+        def forward(self, x: Any) -> Any:
+            hot = torch.nn.functional.one_hot((x[0, :, 0] > 0).long(), 3)
+            return x[:, -1], x.amax((1, 2)), x.amin(-1, keepdim=True), x.logsumexp(-1), hot.float()
+
+    x = torch.randn(2, 5, 7)
+    made = autofuse.compile(torch.export.export(Network().eval(), (x,)), threads=2)
+    for mine, theirs in zip(made(x.numpy()), Network()(x), strict=True):
+        np.testing.assert_allclose(mine, theirs.numpy(), rtol=1e-5)

@@ -68,7 +68,9 @@ def main(arguments: list[str] | None = None) -> None:
         click.echo(f"error: {error}", err=True)
         sys.exit(2)
     except click.ClickException as error:
-        error.show()
+        context = getattr(error, "ctx", None)
+        hint = f" (see {context.command_path} --help)" if context else ""
+        click.echo(f"error: {error.format_message().rstrip('.')}{hint}", err=True)
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
+import zipfile
+import zlib
 from pathlib import Path
 
 import click
@@ -22,25 +24,35 @@ def command(compiled: str, source: str, output: str) -> None:
     import autofuse
 
     try:
-        with np.load(source, allow_pickle=False) as archive:
+        archive = np.load(source, allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            raise InputError(f"{source} holds one array without a name: write it with numpy.savez('x.npz', NAME=array)")
+        with archive:
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise InputError(f"no file {source}: give arrays by name, e.g. numpy.savez('x.npz', input=array)") from None
-    except (OSError, ValueError, AttributeError) as error:
-        raise InputError(f"{source} is not an .npz archive of arrays: {error}") from None
+    except OSError as error:
+        raise InputError(f"cannot read {source}: {error.strerror or error}") from None
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error):
+        raise InputError(
+            f"{source} is damaged or no .npz archive of plain arrays: write it with numpy.savez('x.npz', NAME=array)"
+        ) from None
     target = Path(output).resolve()
     if not target.parent.is_dir():
         raise InputError(f"cannot write {output}: the folder {target.parent} does not exist")
     executable = autofuse.load(compiled)
     results = executable(**arrays)
     named = dict(zip(executable.output_names, results, strict=True))
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".npz", dir=target.parent)
+    name = None
     try:
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".npz", dir=target.parent)
         with os.fdopen(handle, "wb") as out:
             np.savez(out, **named)  # type: ignore[arg-type]
         os.replace(name, target)
+    except OSError as error:
+        raise InputError(f"cannot write {output}: {error.strerror}; choose another --output") from None
     finally:
-        if os.path.exists(name):
+        if name is not None and os.path.exists(name):
             os.unlink(name)
     shapes = ", ".join(f"{n} {list(r.shape)}" for n, r in zip(executable.output_names, results, strict=True))
     click.echo(f"wrote {output}: {shapes}")

@@ -4,6 +4,7 @@
 - a transpose that only moves axes of size 1 is a reshape; two in a row are one; one that moves nothing goes
 - x·1, x/1, x+0, x−0, x^1, a cast to the same dtype, a slice of everything, a concat of one, dropout, an unbounded clip
 - the shape of a tensor is known without looking at it
+- a take of constant indices is a slice; one of others never reads out of bounds (TVM's "fast" mode does, at -1 too)
 - x/c is x·(1/c), x^2 is x·x, x^0.5 is sqrt(x); Mish takes one exponential in place of three transcendentals
 """
 
@@ -16,7 +17,9 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from autofuse.errors import ModelError
 from autofuse.frontend.constants import array_of, constant, is_constant, scalar_value
+from autofuse.frontend.indexing import take_constant
 from autofuse.frontend.walk import Scope, dtype_of, op_name, rewrite, static_shape
 
 
@@ -188,6 +191,55 @@ def _clip(scope: Scope, call: Any) -> Any:
     return call.args[0] if low == -math.inf and high == math.inf else None
 
 
+def _take(scope: Scope, call: Any) -> Any:
+    data, indices = call.args
+    shape = static_shape(data)
+    if call.attrs.mode != "fast" or shape is None:
+        return None
+    axis = 0 if call.attrs.axis is None else int(call.attrs.axis) % len(shape)
+    if not is_constant(indices):
+        return relax.op.take(data, indices, axis=axis, mode="wrap")
+    try:
+        return take_constant(scope.emit, data, shape, array_of(indices), axis)
+    except ModelError as error:
+        raise ModelError(f"a take cannot be compiled: {error}; export the model again") from None
+
+
+def _index_tensor(scope: Scope, call: Any) -> Any:
+    """Indices for the leading axes together: a take along those axes made one."""
+    data, indices = call.args
+    shape = static_shape(data)
+    fields = list(indices.fields) if isinstance(indices, relax.Tuple) else []
+    if shape is None or not fields or not all(dtype_of(f).startswith("int") for f in fields):
+        return None
+    sizes, rest = shape[: len(fields)], shape[len(fields) :]
+    merged = relax.op.reshape(data, (math.prod(sizes), *rest))
+    if all(is_constant(f) for f in fields):
+        try:
+            flat = np.ravel_multi_index(
+                tuple(_from_start(array_of(f), n) for f, n in zip(fields, sizes, strict=True)), sizes
+            )
+        except ValueError:
+            raise ModelError(
+                f"an index reaches past the end of a tensor of shape {list(shape)}; correct the model"
+            ) from None
+        return take_constant(scope.emit, scope.emit(merged), (math.prod(sizes), *rest), np.asarray(flat), 0)
+    position: Any = None
+    for field, size in zip(fields, sizes, strict=True):
+        extent = relax.const(size, "int64")
+        here = scope.emit(relax.op.floor_mod(scope.emit(relax.op.astype(field, "int64")), extent))
+        position = (
+            here
+            if position is None
+            else scope.emit(relax.op.add(scope.emit(relax.op.multiply(position, extent)), here))
+        )
+    return relax.op.take(scope.emit(merged), position, axis=0, mode="wrap")
+
+
+def _from_start(indices: Any, size: int) -> Any:
+    return np.where(indices < 0, indices + size, indices)
+
+
 def _shape_of(scope: Scope, call: Any) -> Any:
     shape = static_shape(call.args[0])
     return None if shape is None else relax.ShapeExpr(list(shape))
@@ -207,4 +259,8 @@ _RULES: dict[str, Any] = {
     "nn.dropout": _dropout,
     "clip": _clip,
     "shape_of": _shape_of,
+    "take": _take,
+    "index_tensor": _index_tensor,
+    # importers write checks of run-time values, which no result depends on
+    "assert_op": lambda scope, call: relax.Tuple([]),
 }

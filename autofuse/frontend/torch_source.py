@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tvm
+import tvm.relax
 
 from autofuse.errors import ModelError
 
@@ -27,8 +29,26 @@ def import_exported_program(program: Any) -> tvm.IRModule:
     except ImportError as error:
         raise ModelError(f"PyTorch programs need PyTorch ({error}); install autofuse[torch]") from None
     try:
-        return from_exported_program(program, keep_params_as_input=False, unwrap_unit_return_tuple=True)
+        return from_exported_program(
+            program, keep_params_as_input=False, unwrap_unit_return_tuple=True, custom_convert_map=_CONVERTERS
+        )
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = lines[0] if lines else type(error).__name__
-        raise ModelError(f"the exported program cannot be imported: {reason[:240]}") from error
+        raise ModelError(f"the exported program cannot be imported: {reason[:240]}; export it without that") from error
+
+
+def _reduction(operator: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    """A converter of a reduction over one axis, several, or (none named) all."""
+
+    def convert(node: Any, importer: Any) -> Any:
+        data = importer.retrieve_args(node)[0]
+        axes = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+        kept = node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False)
+        return importer.block_builder.emit(operator(data, None if axes == [] else axes, keepdims=bool(kept)))
+
+    return convert
+
+
+# What TVM's importer lacks.
+_CONVERTERS = {"amax.default": _reduction(tvm.relax.op.max), "amin.default": _reduction(tvm.relax.op.min)}

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import Gather as _TvmGather
 
-from autofuse.errors import ModelError
-from autofuse.frontend.constants import array_of, constant, is_constant
+from autofuse.frontend.constants import array_of, is_constant
 from autofuse.frontend.converters.base import Attributes, OnnxOpConverter, Params, shape_of
+from autofuse.frontend.indexing import take_constant
 
 
 class Gather(OnnxOpConverter):  # type: ignore[misc]
@@ -30,17 +29,7 @@ class Gather(OnnxOpConverter):  # type: ignore[misc]
         if not is_constant(indices):
             # wrap: the index modulo the size, which is what a negative one means
             return relax.op.take(data, indices, axis=axis, mode="wrap")
-        where = array_of(indices).astype("int64")
-        if where.size and (where.min() < -shape[axis] or where.max() >= shape[axis]):
-            raise ModelError(f"its indices reach past axis {axis}, which has {shape[axis]} elements")
-        where = np.where(where < 0, where + shape[axis], where)
-        flat = where.reshape(-1)
-        steps = np.unique(np.diff(flat))
-        step = int(steps[0]) if len(steps) else 1
-        if where.size == 0 or len(steps) > 1 or step < 1 or is_constant(data):
-            return relax.op.take(data, constant(where), axis=axis, mode="clip")
-        rows = relax.op.strided_slice(data, [axis], [int(flat[0])], [int(flat[-1]) + 1], [step])
-        return relax.op.reshape(bb.normalize(rows), [*shape[:axis], *where.shape, *shape[axis + 1 :]])
+        return take_constant(bb.normalize, data, shape, array_of(indices), axis)
 
 
 CONVERTERS: dict[str, Any] = {"Gather": Gather}
