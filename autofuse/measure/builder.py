@@ -6,7 +6,6 @@ A compiler pass can crash or hang; it does so in a child, and costs its own requ
 from __future__ import annotations
 
 import abc
-import hashlib
 import queue
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from autofuse.codegen.digest import tir_digest
 from autofuse.measure.jobs import ArgumentSpec, arguments_from, one_line
 from autofuse.measure.process import ChildProcess
 
@@ -101,14 +101,6 @@ def module_request(
         tuple(arguments),
         tir_digest(func),
     )
-
-
-def tir_digest(func: Any) -> str:
-    """16 hex digits of the code's text: equal code has equal digests, on any machine.
-
-    A structural hash also sees what no text shows, such as whether a buffer's default layout was written down.
-    """
-    return hashlib.sha256(func.script().encode()).hexdigest()[:16]
 
 
 class Builder(abc.ABC):

@@ -8,7 +8,7 @@ from typing import Any
 
 import tvm
 
-from autofuse.measure.builder import tir_digest
+from autofuse.codegen.digest import tir_digest
 from autofuse.measure.child import Handler
 
 
