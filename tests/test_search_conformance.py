@@ -208,7 +208,7 @@ def test_a_branch_is_finished_before_the_next_one_starts() -> None:
         p, q = b.unary(p), b.unary(q)
     b.binary(p, q)
     graph = b.build()
-    order = depth_first(graph)
+    order = list(depth_first(graph))
     assert order in ([0, 2, 4, 1, 3, 5, 6], [1, 3, 5, 0, 2, 4, 6])
 
 

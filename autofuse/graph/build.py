@@ -18,6 +18,7 @@ from tvm import relax
 
 from autofuse.errors import ModelError
 from autofuse.graph.analysis import Analysis, analyse
+from autofuse.graph.collector import paused_collector
 from autofuse.graph.model import Access, Graph, MappingType, Operator, Role, Tensor
 from autofuse.graph.text import call_text
 
@@ -32,6 +33,7 @@ class BuiltGraph:
     values: tuple[Any, ...] = field(default=(), repr=False)
 
 
+@paused_collector()
 def build_graph(module: tvm.IRModule, name: str) -> BuiltGraph:
     """Builds the operator graph of `module["main"]`.
 
@@ -89,11 +91,12 @@ class _Builder:
 
     def static(self, ty: Any, name: str) -> tuple[tuple[int, ...], str]:
         values = getattr(ty.shape, "values", None)
-        if values is None or not all(isinstance(v, tvm.tirx.IntImm) for v in values):
+        extents = [] if values is None else list(values)
+        if values is None or not all(isinstance(v, tvm.tirx.IntImm) for v in extents):
             raise ModelError(
                 f"model {self.name!r}: the shape of {name!r} is not static; give every input a fixed shape"
             )
-        return tuple(int(v.value) for v in values), _dtype(ty)
+        return tuple(int(v.value) for v in extents), _dtype(ty)
 
     def value(self, expr: Any) -> _Value:
         """The value of an argument: known variable, constant, tuple."""

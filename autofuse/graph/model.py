@@ -133,6 +133,12 @@ class Operator:
         return all(a.mapping is not MappingType.OPAQUE for a in self.accesses) and len(self.outputs) == 1
 
     @cached_property
+    def elementwise(self) -> bool:
+        """Whether it has one result, and reads all operands element by element or under a broadcast."""
+        plain = (MappingType.ONE_TO_ONE, MappingType.ONE_TO_MANY)
+        return len(self.outputs) == 1 and all(a.mapping in plain for a in self.accesses)
+
+    @cached_property
     def mapping(self) -> MappingType:
         """The operator's mapping type as a whole: that of the operand that constrains fusion most."""
         order = (
@@ -193,6 +199,18 @@ class Graph:
         return tuple(tuple(sorted(s)) for s in after)
 
     @cached_property
+    def user_masks(self) -> tuple[int, ...]:
+        """For each operator, the bit set of its successors, with one bit more where a result is an output."""
+        final, outside = set(self.outputs), 1 << len(self.operators)
+        masks = []
+        for op in self.operators:
+            mask = 0 if final.isdisjoint(op.outputs) else outside
+            for s in self.successors[op.index]:
+                mask |= 1 << s
+            masks.append(mask)
+        return tuple(masks)
+
+    @cached_property
     def ancestors(self) -> tuple[int, ...]:
         """For each operator, the bit set of operators that it depends on, itself excluded."""
         masks: list[int] = []
@@ -215,10 +233,14 @@ class Graph:
 
 def bits(mask: int) -> Iterator[int]:
     """The positions of the set bits, ascending."""
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
+    if mask:
+        # Counted from the lowest one: sets of neighbours then are small numbers.
+        first = (mask & -mask).bit_length() - 1
+        mask >>= first
+        while mask:
+            low = mask & -mask
+            yield first + low.bit_length() - 1
+            mask ^= low
 
 
 @dataclass(frozen=True)
@@ -276,10 +298,15 @@ class Group:
     @cached_property
     def work(self) -> Work:
         """Sum of the members' work, no recompute counted."""
-        total = Work()
+        fma = simple = divide = special = compare = 0
         for op in self.operators:
-            total = total + op.work
-        return total
+            work = op.work
+            fma += work.fma
+            simple += work.simple
+            divide += work.divide
+            special += work.special
+            compare += work.compare
+        return Work(fma, simple, divide, special, compare)
 
     @cached_property
     def anchors(self) -> tuple[Operator, ...]:

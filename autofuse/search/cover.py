@@ -24,8 +24,8 @@ from autofuse.search.regions import Region, cut
 _ROUNDS = 4  # rounds of putting choices aside and cutting anew
 _WORTH_A_ROUND = 0.9  # share of the choices kept, above which another round brings little
 _MANY = 64  # choices from which on a quick search for a better bound pays
-_LARGE = 1024  # the same for a solver of linear programs
-_NEAR = 1e-6  # gap, as a share, that is not worth a solver
+_LARGE = 256  # the same for sharper prices
+_NEAR = 1e-6  # gap, as a share, that is not worth either
 _EQUAL = 1e-7  # gap, as a share, up to which a cover counts as proved the cheapest: costs are estimates
 
 
@@ -179,7 +179,7 @@ class CoverSearch:
             better = sharper(
                 len(region.operators), [region.choices[j] for j in kept], [own[j] for j in kept], skippable(region)
             )
-            if better is not None and better.bound > found.bound:
+            if better.bound > found.bound:
                 place = {j: i for i, j in enumerate(kept)}
                 positions, found = kept, better
                 left = _not_too_dear(found, [own[j] for j in kept], [place[j] for j in best])

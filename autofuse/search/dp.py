@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autofuse.errors import PlanError
+from autofuse.graph.collector import paused_collector
 from autofuse.search.baselines import greedy_cover, plan_cost, result_of, singles
 from autofuse.search.cover import Counters, Cover, CoverSearch
 from autofuse.search.interval import interval_cover
@@ -31,6 +32,7 @@ class DPStrategy(SearchStrategy):
     def search(self, problem: SearchProblem) -> SearchResult:
         return self.search_among(problem, range(len(problem.choices)))
 
+    @paused_collector()
     def search_among(self, problem: SearchProblem, allowed: Sequence[int], name: str = "dp") -> SearchResult:
         """The same over the choices at the positions `allowed` (which must hold the greedy or the single plan)."""
         picked = [problem.choices[i] for i in allowed]

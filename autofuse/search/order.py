@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autofuse.graph.model import Graph, bits
+from autofuse.schedule.family import remembered
 from autofuse.search.problem import Choice
 
 
-def depth_first(graph: Graph) -> list[int]:
+@remembered
+def depth_first(graph: Graph) -> tuple[int, ...]:
     """A topological order of the operators that finishes one branch before it starts the next.
 
     Few values are alive, and few groups straddle a position of it, at a time.
@@ -31,7 +33,7 @@ def depth_first(graph: Graph) -> list[int]:
             # The predecessor with the deepest past goes first: it is on top of the stack.
             before = sorted(graph.predecessors[op], key=lambda p: (graph.ancestors[p].bit_count(), -p))
             stack.extend((p, False) for p in before if not done >> p & 1)
-    return order
+    return tuple(order)
 
 
 def run_order(graph: Graph, choices: Sequence[Choice]) -> list[Choice] | None:

@@ -14,13 +14,14 @@ something again thus has to pay for it: it stays only if what it saves may excee
 
 The prices come from the cheapest cut of the region's order into choices of neighbours, whose differences are the best
 prices for these choices alone, made feasible for all and raised operator by operator. They are mostly the optimum of
-the linear program or close to it. In a large region what is missing costs more than a solver for linear programs does,
-whose prices `sharper` makes feasible in the same way: rounding never makes the bound wrong.
+the linear program or close to it. `sharper` does more, for the choices that are left when those that are too dear are
+gone: it raises all prices from nothing, then takes back and raises again those of a few operators at a time, in both
+orders. On the networks that were tried this reached the optimum of the linear program, in a tenth of a solver's time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from autofuse.graph.model import bits
@@ -28,6 +29,7 @@ from autofuse.search.regions import LocalChoice
 
 _INFINITE = float("inf")
 _PASSES = 8
+_WINDOW = 32  # operators whose prices are raised again together
 _GAIN = 1e-6  # relative; passes that raise the bound by less end it
 
 
@@ -55,27 +57,15 @@ def prices(count: int, choices: Sequence[LocalChoice], weights: Sequence[float],
     return _feasible(price, _rows(choices, skippable), weights, skippable, cover)
 
 
-def sharper(count: int, choices: Sequence[LocalChoice], weights: Sequence[float], skippable: int) -> Prices | None:
-    """The same with the prices of the linear program; None if there is no solver, or it gives up."""
-    try:
-        from scipy.optimize import linprog
-        from scipy.sparse import csr_matrix
-    except ImportError:
-        return None
-    rows = _rows(choices, skippable)
-    scale = count / (sum(weights) or 1.0) * len(rows)
-    starts = [0]
-    for row in rows:
-        starts.append(starts[-1] + len(row))
-    places = [v for row in rows for v in row]
-    table = csr_matrix(([1.0] * len(places), places, starts), shape=(len(rows), count))
-    limits = [(0.0 if skippable >> v & 1 else None, None) for v in range(count)]
-    solved = linprog([-1.0] * count, A_ub=table, b_ub=[w * scale for w in weights], bounds=limits, method="highs")
-    if solved.x is None:
-        return None
-    price = [float(x) / scale for x in solved.x]
-    price = [max(0.0, x) if skippable >> v & 1 else x for v, x in enumerate(price)]
-    return _feasible(price, rows, weights, skippable, None)
+def sharper(count: int, choices: Sequence[LocalChoice], weights: Sequence[float], skippable: int) -> Prices:
+    """The same with more effort; better than `prices` only where few choices are too dear for any cover."""
+    table = _Table([0.0] * count, _rows(choices, skippable), weights, skippable)
+    table.settle()
+    for start in range(0, count, _WINDOW // 2):
+        window = range(start, min(count, start + _WINDOW))
+        table.again(window)
+        table.again(window[::-1])
+    return Prices(table.price, sum(table.price), table.slack, None)
 
 
 def _rows(choices: Sequence[LocalChoice], skippable: int) -> list[tuple[int, ...]]:
@@ -89,39 +79,74 @@ def _feasible(
     skippable: int,
     cover: list[int] | None,
 ) -> Prices:
-    count = len(price)
-    users: list[list[int]] = [[] for _ in range(count)]
-    slack = []
-    for j, row in enumerate(rows):
-        left = weights[j]
-        for v in row:
-            users[v].append(j)
-            left -= price[v]
-        slack.append(left)
+    table = _Table(price, rows, weights, skippable)
     # What is too dear is first taken back evenly, the worst first; then each operator takes what its choices leave.
+    slack = table.slack
     for j in sorted((j for j, left in enumerate(slack) if left < 0), key=lambda j: (slack[j], j)):
         if slack[j] < 0:
             step = slack[j] / len(rows[j])
             for v in rows[j]:
-                _move(v, step if not skippable >> v & 1 else max(step, -price[v]), price, slack, users)
-    bound = -_INFINITE
-    for turn in range(_PASSES):
-        for v in range(count) if turn % 2 else range(count - 1, -1, -1):
-            if users[v]:
-                step = min([slack[j] for j in users[v]])
-                if step:
-                    _move(v, max(step, -price[v]) if skippable >> v & 1 else step, price, slack, users)
-        reached = sum(price)
-        if reached <= bound + _GAIN * abs(reached):
-            break
-        bound = reached
+                table.move(v, step if not skippable >> v & 1 else max(step, -price[v]))
+    table.settle()
     return Prices(price, sum(price), slack, cover)
 
 
-def _move(v: int, step: float, price: list[float], slack: list[float], users: Sequence[Sequence[int]]) -> None:
-    price[v] += step
-    for j in users[v]:
-        slack[j] -= step
+class _Table:
+    """Prices that are being raised, and what they leave of each choice's weight."""
+
+    def __init__(
+        self, price: list[float], rows: Sequence[tuple[int, ...]], weights: Sequence[float], skippable: int
+    ) -> None:
+        self.price = price
+        self.slack: list[float] = []
+        self.skippable = skippable
+        self.users: list[list[int]] = [[] for _ in price]
+        users = self.users
+        for j, row in enumerate(rows):
+            left = weights[j]
+            for v in row:
+                users[v].append(j)
+                left -= price[v]
+            self.slack.append(left)
+
+    def move(self, v: int, step: float) -> None:
+        """Add to the price of operator v."""
+        slack = self.slack
+        self.price[v] += step
+        for j in self.users[v]:
+            slack[j] -= step
+
+    def raised(self, operators: Iterable[int]) -> None:
+        """Each operator takes what the choices that pay for it leave."""
+        slack, users = self.slack, self.users
+        for v in operators:
+            if users[v]:
+                step = min([slack[j] for j in users[v]])
+                if step:
+                    self.move(v, max(step, -self.price[v]) if self.skippable >> v & 1 else step)
+
+    def settle(self) -> None:
+        """Raise all prices until that brings nothing."""
+        count = len(self.price)
+        bound = -_INFINITE
+        for turn in range(_PASSES):
+            self.raised(range(count) if turn % 2 else range(count - 1, -1, -1))
+            reached = sum(self.price)
+            if reached <= bound + _GAIN * abs(reached):
+                break
+            bound = reached
+
+    def again(self, operators: Sequence[int]) -> None:
+        """Take back the operators' prices and raise them in this order; as before if they do not add up to more."""
+        before = [self.price[v] for v in operators]
+        for v in operators:
+            if self.price[v] > 0:
+                self.move(v, -self.price[v])
+        self.raised(operators)
+        self.raised(reversed(operators))
+        if sum([self.price[v] for v in operators]) < sum(before):
+            for v, price in zip(operators, before, strict=True):
+                self.move(v, price - self.price[v])
 
 
 def _neighbours(

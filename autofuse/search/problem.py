@@ -25,11 +25,10 @@ class Choice:
     @cached_property
     def writes(self) -> int:
         """Bit set of the members whose result the group writes to memory."""
-        written = set(self.group.outputs)
+        producer = self.group.graph.producer
         mask = 0
-        for op in self.group.operators:
-            if not written.isdisjoint(op.outputs):
-                mask |= 1 << op.index
+        for t in self.group.outputs:
+            mask |= 1 << producer[t]
         return mask
 
     @cached_property
@@ -39,20 +38,15 @@ class Choice:
         These are the members that it does not write although something outside uses them, and those that only serve
         such members.
         """
-        graph, group = self.group.graph, self.group
-        final = set(graph.outputs)
+        users, inside, written = self.group.graph.user_masks, self.group.mask, self.writes
         mask = 0
-        for op in reversed(group.operators):
-            bit = 1 << op.index
-            if self.writes & bit:
+        for m in reversed(self.group.members):
+            if written >> m & 1:
                 continue
-            after = 0
-            for successor in graph.successors[op.index]:
-                after |= 1 << successor
+            after = users[m]
             # used outside, or only by members that are themselves recomputed
-            used_outside = after & ~group.mask or not final.isdisjoint(op.outputs)
-            if used_outside or (after and not after & ~mask):
-                mask |= bit
+            if after & ~inside or (after and not after & ~mask):
+                mask |= 1 << m
         return mask
 
     @cached_property

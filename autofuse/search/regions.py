@@ -84,13 +84,18 @@ def _region(graph: Graph, part: Sequence[int], choices: Sequence[tuple[int, Choi
         return out
 
     def localise(index: int, choice: Choice) -> LocalChoice:
-        extra = choice.recomputed
-        members = [local[m] for m in choice.group.members if not extra >> m & 1]
+        extra, members, reads = choice.recomputed, choice.group.members, choice.reads
+        if extra:
+            members = tuple([m for m in members if not extra >> m & 1])
+        places = [local[m] for m in members]
+        places.sort()
         owned = 0
-        for m in members:
-            owned |= 1 << m
+        for place in places:
+            owned |= 1 << place
         writes = owned if choice.writes == choice.owned else renumber(choice.writes)
-        return LocalChoice(index, owned, tuple(sorted(members)), renumber(extra), renumber(choice.reads), writes)
+        return LocalChoice(
+            index, owned, tuple(places), renumber(extra) if extra else 0, renumber(reads) if reads else 0, writes
+        )
 
     must_write = 0
     needs = [0] * len(part)
@@ -120,9 +125,12 @@ def _components(graph: Graph, choices: Sequence[Choice], position: dict[int, int
         return op
 
     for choice in choices:
-        first = find(choice.group.members[0])
-        for m in choice.group.members[1:]:
-            parent[find(m)] = first
+        members = choice.group.members
+        if len(members) > 1:
+            first = find(members[0])
+            for m in members[1:]:
+                if parent[m] != first:
+                    parent[find(m)] = first
     joined: dict[int, list[int]] = {}
     for op in sorted(position, key=position.__getitem__):
         joined.setdefault(find(op), []).append(op)

@@ -6,7 +6,7 @@ group is in it, physical layouts included, so that whatever was found out about 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 from autofuse.graph.model import Graph, Group, Operator, Tensor
 
@@ -20,6 +20,7 @@ class Signatures:
         kinds = [_tensor(t) for t in graph.tensors]
         self._kind = [ids.setdefault(k, len(ids)) for k in kinds]
         self._class = [ids.setdefault(self._operator(op), len(ids)) for op in graph.operators]
+        self._places = self._relative(ids)
 
     def _operator(self, op: Operator) -> Hashable:
         accesses = tuple((a.operand, a.mapping, a.reads_per_output, a.uses_per_element, a.stride) for a in op.accesses)
@@ -36,6 +37,37 @@ class Signatures:
             op.blocks,
             len(op.inputs),
             tensors,
+        )
+
+    def _relative(self, ids: dict[Hashable, int]) -> list[int]:
+        """Each operator's class and where its operands come from, relative to its own place, as one number.
+
+        A result comes from its operator, any other tensor from the operand that reads it first.
+        """
+        first: dict[int, tuple[int, int]] = {}
+        places = []
+        for i, op in enumerate(self._graph.operators):
+            sources = []
+            for slot, t in enumerate(op.inputs):
+                maker, place = first.setdefault(t, (i, slot))
+                sources.append((i - maker, place))
+            for slot, t in enumerate(op.outputs):
+                first[t] = (i, -1 - slot)
+            row = (self._class[i], tuple(sources))
+            places.append(ids.setdefault(row, len(ids)))
+        return places
+
+    def place(self, members: Sequence[int], written: Sequence[int]) -> Hashable:
+        """A quicker name, from the members and those of them that are written, in the order of the outputs.
+
+        Groups with the same one have the same signature; groups that are alike, but stand otherwise among the other
+        operators of the program, have another.
+        """
+        first, places = members[0], self._places
+        return (
+            tuple([m - first for m in members]),
+            tuple([places[m] for m in members]),
+            tuple([m - first for m in written]),
         )
 
     def of(self, group: Group) -> Hashable:

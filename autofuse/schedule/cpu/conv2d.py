@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from autofuse.graph.model import Group
 from autofuse.graph.reasons import Refusal
@@ -74,6 +74,14 @@ def extents(window: W.Window) -> Extents:
     )  # fmt: skip
 
 
+@remembered
+def _parts(group: Group) -> tuple[W.Window, Extents]:
+    window = W.parse(group, ("nn.conv2d",), ("blocked",))
+    if isinstance(window, Refusal):
+        raise ValueError(f"group does not match: {window}")
+    return window, extents(window)
+
+
 class Conv2dFamily(ScheduleFamily):
     """Direct convolution on blocked layouts: accumulators in registers, epilogue applied to the tile."""
 
@@ -92,27 +100,21 @@ class Conv2dFamily(ScheduleFamily):
 
     def configs(self, group: Group, hardware: Hardware) -> Sequence[Conv2dConfiguration]:
         """Register tiles that fit, each with the task shapes that suit the weights' size."""
-        window = self._window(group)
+        window, e = _parts(group)
         staged = window.padded or bool(window.prologue)
-        return _configurations(extents(window), staged, window.weight.bytes, hardware)
+        return _configurations(e, staged, window.weight.bytes, hardware)
 
     def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
         """Traffic by level from the loop order: weights once per task and channel tile, data once per channel tile."""
         assert isinstance(config, Conv2dConfiguration)
-        window = self._window(group)
-        return kernel_shape(window, extents(window), config, hardware)
+        window, neighbours, tilings = _known(group, _machine(hardware))
+        return _kernel_shape(window, neighbours, tilings.of(config), config)
 
     def apply(self, func: PrimFunc, group: Group, config: Any, hardware: Hardware) -> PrimFunc:
         """Tile the convolution, put its padding at the task and its epilogue at the register tile."""
         from autofuse.schedule import blocks as B
 
         return B.guarded(f"conv2d {config.text}", lambda: _apply(func, config))
-
-    def _window(self, group: Group) -> W.Window:
-        found = W.parse(group, ("nn.conv2d",), ("blocked",))
-        if isinstance(found, Refusal):
-            raise ValueError(f"group does not match: {found}")
-        return found
 
 
 @lru_cache(maxsize=1024)
@@ -220,8 +222,71 @@ def _tasks(
     return made
 
 
-def kernel_shape(window: W.Window, e: Extents, c: Conv2dConfiguration, hardware: Hardware) -> KernelShape:
-    """The kernel's shape; `e.oh` may differ from the window's when another operator wants other rows."""
+class _Tiling(NamedTuple):
+    """What a configuration makes of a convolution, whatever stands around it. Bytes, for the whole kernel."""
+
+    e: Extents
+    tasks: int
+    column_tiles: int
+    task_data: int
+    l1: int
+    l2: int
+    l3: int
+    footprint: int
+    chains: int  # accumulations in flight
+    shapes: dict[tuple[int, int, float], KernelShape]  # those that were made of it
+
+
+class _Neighbours(NamedTuple):
+    """What stands around a convolution: bytes of other operands and results, scalar operations."""
+
+    extra: int
+    needed: int  # of the whole group
+    before: int  # of what feeds the data
+
+
+@remembered
+def _known(group: Group, machine: tuple[int, int, int]) -> tuple[W.Window, _Neighbours, _Tilings]:
+    window, e = _parts(group)
+    return window, _neighbours(window), _tilings(e, window.weight.bytes, window.out.elements, machine)
+
+
+def _neighbours(window: W.Window) -> _Neighbours:
+    return _Neighbours(
+        max(0, window.memory_bytes - window.data.bytes - window.weight.bytes - window.out.bytes),
+        window.group.work.flops,
+        sum(op.work.flops for op in window.prologue),
+    )
+
+
+class _Tilings:
+    """The tilings of one convolution. weights: their bytes; results: elements; machine: see `_machine`."""
+
+    def __init__(self, e: Extents, weights: int, results: int, machine: tuple[int, int, int]) -> None:
+        self._given = (e, weights, results, machine)
+        self._known: dict[Conv2dConfiguration, _Tiling] = {}
+
+    def of(self, c: Conv2dConfiguration) -> _Tiling:
+        """A configuration's tiling, worked out once."""
+        found = self._known.get(c)
+        if found is None:
+            found = self._known[c] = _tiling(c, *self._given)
+        return found
+
+
+@lru_cache(maxsize=1024)
+def _tilings(e: Extents, weights: int, results: int, machine: tuple[int, int, int]) -> _Tilings:
+    """One for all groups around equal convolutions."""
+    return _Tilings(e, weights, results, machine)
+
+
+def _machine(hardware: Hardware) -> tuple[int, int, int]:
+    """What a tiling's traffic depends on: bytes of L1 and L2, and multiply-adds that hide their latency."""
+    return hardware.l1_bytes, hardware.l2_bytes, W.chains_needed(hardware)
+
+
+def _tiling(c: Conv2dConfiguration, e: Extents, weights: int, results: int, machine: tuple[int, int, int]) -> _Tiling:
+    l1_bytes, l2_bytes, needed = machine
     channel_tiles, row_tiles = e.oc // c.nb, e.oh // c.ht
     tasks = e.n * (channel_tiles // c.cob) * (row_tiles // c.hb)
     rows = c.hb * c.ht
@@ -229,57 +294,75 @@ def kernel_shape(window: W.Window, e: Extents, c: Conv2dConfiguration, hardware:
     in_cols = (e.ow - 1) * e.strides[1] + (e.kw - 1) * e.dilation[1] + 1
     data_row = 4 * e.ic * e.ib * in_cols
     task_data = in_rows * data_row
-    tile_weights = window.weight.bytes // channel_tiles
+    tile_weights = weights // channel_tiles
     task_weights = tile_weights * c.cob
     task_out = 4 * c.cob * c.nb * rows * e.ow * e.ob
     column_tiles = math.ceil(e.ow / c.mt)
     steps = tasks * c.cob * c.hb * e.ic * e.kh * e.kw * e.ib
     l1 = 4 * steps * (column_tiles * c.nb * e.ob + c.ht * e.ow)
     if c.chunk > 1:  # the tile of partial sums is read and written once per chunk
-        l1 += 8 * c.chunk * window.out.elements
+        l1 += 8 * c.chunk * results
     # Between L1 and L2: the weights of a channel tile pass once per row of tiles unless they stay in L1; data once per
     # channel tile unless a task's rows stay in L1.
     share = tile_weights // c.chunk
-    weight_passes = c.hb * (1 if share <= hardware.l1_bytes // 2 else column_tiles)
-    if share <= hardware.l1_bytes // 2:
+    weight_passes = c.hb * (1 if share <= l1_bytes // 2 else column_tiles)
+    if share <= l1_bytes // 2:
         weight_passes = 1
-    data_passes = c.cob if task_data > hardware.l1_bytes // 2 else 1
+    data_passes = c.cob if task_data > l1_bytes // 2 else 1
     l2 = tasks * (c.cob * tile_weights * weight_passes + task_data * data_passes + task_out)
     footprint = task_data + task_weights + task_out
-    over = footprint > hardware.l2_bytes
-    l3 = tasks * (task_weights + (task_data * (c.cob if over and task_data > hardware.l2_bytes else 1)) + task_out)
-    extra = window.memory_bytes - window.data.bytes - window.weight.bytes - window.out.bytes
-    needed = window.group.work.flops
+    over = footprint > l2_bytes
+    l3 = tasks * (task_weights + (task_data * (c.cob if over and task_data > l2_bytes else 1)) + task_out)
+    return _Tiling(e, tasks, column_tiles, task_data, l1, l2, l3, footprint, _chains(e, c, needed), {})
+
+
+def kernel_shape(window: W.Window, e: Extents, c: Conv2dConfiguration, hardware: Hardware) -> KernelShape:
+    """The kernel's shape; `e.oh` may differ from the window's when another operator wants other rows."""
+    tilings = _tilings(e, window.weight.bytes, window.out.elements, _machine(hardware))
+    return _kernel_shape(window, _neighbours(window), tilings.of(c), c)
+
+
+def _kernel_shape(window: W.Window, neighbours: _Neighbours, t: _Tiling, c: Conv2dConfiguration) -> KernelShape:
+    e = t.e
+    tasks, column_tiles, task_data = t.tasks, t.column_tiles, t.task_data
+    extra, needed, before = neighbours
     recompute = 1.0
     if c.pad or window.prologue:
         again = tasks * task_data / max(1, 4 * window.data.elements)
-        before = sum(op.work.flops for op in window.prologue) or (window.data.elements if c.pad else 0)
+        before = before or (window.data.elements if c.pad else 0)
         if c.pad:
             times = again if c.pad == 1 else 1.0
         else:
             times = again * c.cob * column_tiles * c.mt / max(1, e.ow) * _BROADCAST_OPERATION
         recompute += max(0.0, times - 1.0) * before / max(1, needed)
-    chains = c.nb * c.ht * c.mt
-    return KernelShape(
-        tasks=tasks if c.parallel else 1,
-        vector_fill=1.0,
-        accumulators=chains,
-        independent_chains=_chains(e, c, hardware),
-        recompute=recompute,
-        loads_per_fma=(c.nb + c.ht * c.mt) / chains,
-        l1_bytes=l1,
-        l2_bytes=l2,
-        l3_bytes=l3 + max(0, extra),
-        memory_bytes=window.memory_bytes,
-        footprint=footprint,
-        loops=2 if c.pad == 2 else 1,
-        exposed=task_data / (task_data + task_weights + task_out) if c.pad else 0.0,
-    )
+    # Many groups around a convolution differ in their scalar operations alone.
+    key = (extra, window.memory_bytes, recompute)
+    found = t.shapes.get(key)
+    if found is None:
+        chains = c.nb * c.ht * c.mt
+        found = t.shapes[key] = KernelShape(
+            tasks=tasks if c.parallel else 1,
+            vector_fill=1.0,
+            accumulators=chains,
+            independent_chains=t.chains,
+            recompute=recompute,
+            loads_per_fma=(c.nb + c.ht * c.mt) / chains,
+            l1_bytes=t.l1,
+            l2_bytes=t.l2,
+            l3_bytes=t.l3 + extra,
+            memory_bytes=window.memory_bytes,
+            footprint=t.footprint,
+            loops=2 if c.pad == 2 else 1,
+            exposed=task_data / t.footprint if c.pad else 0.0,
+        )
+    return found
 
 
-def _chains(e: Extents, c: Conv2dConfiguration, hardware: Hardware) -> int:
-    """Accumulations in flight, averaged over the tiles of a row: a remainder of columns keeps fewer."""
-    needed = W.chains_needed(hardware)
+def _chains(e: Extents, c: Conv2dConfiguration, needed: int) -> int:
+    """Accumulations in flight, averaged over the tiles of a row: a remainder of columns keeps fewer.
+
+    needed: how many hide the multiply-add's latency.
+    """
     full, rest = divmod(e.ow, c.mt)
     column = c.nb * c.ht
     steps = full * max(c.mt * column, needed) + (max(rest * column, needed) if rest else 0)

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from tvm import s_tir, tirx
     from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-_ELEMENTWISE = (MappingType.ONE_TO_ONE, MappingType.ONE_TO_MANY)
-
 
 @dataclass(frozen=True)
 class Window:
@@ -102,7 +100,7 @@ def parse(group: Group, kinds: Collection[str], variants: Collection[str] = ()) 
             continue
         if plain.intersection(op.inputs):
             return Refusal("layout", f"{op.name} follows a layout change", (op.index,))
-        if len(op.outputs) != 1 or any(access.mapping not in _ELEMENTWISE for access in op.accesses):
+        if not op.elementwise:
             return Refusal("not-elementwise", f"{op.name} ({op.kind}) is not elementwise", (op.index,))
         if not after.intersection(op.inputs):
             before.append(op)

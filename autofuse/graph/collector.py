@@ -1,0 +1,22 @@
+"""A pause of Python's garbage collector, for stages that make many small values and no cycles.
+
+Beside a compiler's objects, hundreds of thousands of them, every full collection takes a tenth of a second.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def paused_collector() -> Iterator[None]:
+    """Collect nothing inside; as before afterwards. May be nested. Usable as a decorator."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
