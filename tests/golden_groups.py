@@ -1,0 +1,166 @@
+"""Fixed groups whose scheduled code must not change while the version of the family that schedules them stays.
+
+To add a family: give it one or more groups in `GROUPS`, then run `python scripts/golden_tir.py FAMILY`, which writes
+its digests to tests/golden_tir.json. Groups are small; together they should reach every part of a family's schedule.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lowered_groups import LoweredGroup
+from schedule_harness import HARDWARE, Case, Sketch, Value, block
+from tvm import relax
+from tvm.relax import op as R
+
+from autofuse.codegen.digest import tir_digest
+from autofuse.graph.model import Group
+from autofuse.schedule.registry import family
+
+FILE = Path(__file__).with_name("golden_tir.json")
+KERNELESS = {"view"}
+"""Families that launch nothing: they have no scheduled code."""
+
+Made = tuple[Group, Any]
+
+
+def constant(*shape: int) -> Any:
+    """Numbers that are the same everywhere; no digest depends on them."""
+    return relax.const(np.linspace(-1, 1, int(np.prod(shape)), dtype="float32").reshape(shape))
+
+
+def image(sketch: Sketch, channels: int, size: int) -> tuple[Value, np.ndarray]:
+    """A blocked image and the same as [1, C, H, W]."""
+    plain = sketch.uniform((1, channels, size, size))
+    return sketch.source((), array=block(plain)), plain
+
+
+def sketched(build: Callable[[Sketch], Value]) -> Callable[[], Made]:
+    """A group put together by hand."""
+
+    def make() -> Made:
+        sketch = Sketch()
+        case: Case = sketch.finish(build(sketch))
+        return case.group, case.func
+
+    return make
+
+
+def lowered(build: Callable[..., Any], *shapes: tuple[int, ...], behind: str = "") -> Callable[[], Made]:
+    """The operators of a small lowered program: all, or those behind the first of the kind `behind`.
+
+    What changes the layout of the last result stays outside then.
+    """
+
+    def make() -> Made:
+        case = LoweredGroup(build, shapes)
+        kinds = [op.kind for op in case.graph.operators]
+        if behind and kinds[-1] == "layout_change":
+            kinds.pop()
+        group = Group.of(case.graph, range(kinds.index(behind) + 1 if behind else 0, len(kinds)))
+        return group, case.fuser.fuse(group)
+
+    return make
+
+
+def convolution(sketch: Sketch, **how: Any) -> Value:
+    data, plain = image(sketch, 16, 12)
+    return sketch.relu(sketch.conv2d(data, plain, 24, **how))
+
+
+def pooled(sketch: Sketch) -> Value:
+    return sketch.pool(convolution(sketch, kernel=(3, 3), padding=(1, 1, 1, 1)), "max", (2, 2), strides=(2, 2))
+
+
+def residual(sketch: Sketch) -> Value:
+    out = convolution(sketch, kernel=(1, 1), strides=(2, 2))
+    return sketch.relu(sketch.add(out, sketch.source(out.answer.shape)))
+
+
+def depthwise(sketch: Sketch) -> Value:
+    data, plain = image(sketch, 24, 14)
+    return sketch.sigmoid(sketch.depthwise(data, plain, (3, 3), strides=(2, 2), padding=(1, 1, 1, 1)))
+
+
+def pooling(kind: str) -> Callable[[Sketch], Value]:
+    def build(sketch: Sketch) -> Value:
+        data, _ = image(sketch, 16, 13)
+        return sketch.relu(sketch.pool(data, kind, (3, 3), strides=(2, 2), padding=(1, 1, 1, 1)))
+
+    return build
+
+
+def affine(emit: Any, x: Any) -> Any:
+    return R.nn.relu(emit(R.add(emit(R.matmul(x, constant(32, 40))), constant(40))))
+
+
+def squeeze(emit: Any, x: Any) -> Any:
+    """Squeeze-and-excitation behind a convolution that blocks its channels."""
+    y = emit(R.nn.conv2d(x, constant(16, 16, 1, 1)))
+    small = emit(R.nn.relu(emit(R.nn.conv2d(emit(R.mean(y, [2, 3], keepdims=True)), constant(8, 16, 1, 1)))))
+    gates = emit(R.sigmoid(emit(R.nn.conv2d(small, constant(16, 8, 1, 1)))))
+    return R.multiply(y, gates)
+
+
+def head(emit: Any, x: Any) -> Any:
+    """Global pooling and a product behind a convolution."""
+    y = emit(R.nn.conv2d(x, constant(16, 16, 1, 1)))
+    return R.matmul(emit(R.mean(y, [2, 3])), constant(16, 10))
+
+
+GROUPS: Mapping[str, Mapping[str, Callable[[], Made]]] = {
+    "conv2d_pool": {"3x3 relu max pool": sketched(pooled)},
+    "conv2d": {
+        "3x3 relu": sketched(lambda s: convolution(s, kernel=(3, 3), padding=(1, 1, 1, 1))),
+        "1x1 stride 2 relu add relu": sketched(residual),
+    },
+    "depthwise": {"3x3 stride 2 sigmoid": sketched(depthwise)},
+    "pool": {"max relu": sketched(pooling("max")), "avg relu": sketched(pooling("avg"))},
+    "matmul": {
+        "matmul add relu": lowered(affine, (7, 32)),
+        "batched": lowered(lambda emit, x, y: R.matmul(x, y), (3, 7, 20), (3, 20, 18)),
+    },
+    "rows": {
+        "softmax": lowered(lambda emit, x: R.nn.softmax(x), (6, 50)),
+        "layer norm": lowered(lambda emit, x, g, b: R.nn.layer_norm(x, g, b, [-1]), (2, 3, 48), (48,), (48,)),
+        "mean of columns": lowered(lambda emit, x: R.mean(x, [0]), (33, 50)),
+    },
+    "staged": {
+        "squeeze and excitation": lowered(squeeze, (1, 16, 7, 5), behind="nn.conv2d"),
+        "pool and product": lowered(head, (1, 16, 7, 5), behind="nn.conv2d"),
+    },
+    "elementwise": {
+        "chain": lowered(lambda emit, x: R.exp(emit(R.nn.relu(emit(R.multiply(x, constant(1)))))), (3, 7, 40)),
+        "transpose": lowered(lambda emit, x: R.tanh(emit(R.permute_dims(x, [0, 2, 1]))), (2, 9, 20)),
+        "concat": lowered(lambda emit, x, y: R.nn.relu(emit(R.concat([x, y], 2))), (2, 3, 9), (2, 3, 11)),
+    },
+    "plain": {"three dimensions": lowered(lambda emit, x, w: R.nn.conv3d(x, w), (1, 4, 5, 6, 7), (5, 4, 3, 3, 3))},
+}
+"""Family → name of a group → how it is made."""
+
+CONFIGURATIONS = 4
+"""So many of the configurations that a family offers are looked at, spread over the list."""
+
+
+def digests(name: str) -> dict[str, str]:
+    """Digests of a family's scheduled code: "group [configuration]" → digest."""
+    which = family(name)
+    found: dict[str, str] = {}
+    for label, make in GROUPS[name].items():
+        group, func = make()
+        refusal = which.match(group, HARDWARE)
+        assert refusal is None, f"{name} does not take the group {label!r} of tests/golden_groups.py: {refusal}"
+        offered = list(which.configs(group, HARDWARE))
+        for config in offered[:: max(1, len(offered) // CONFIGURATIONS)][:CONFIGURATIONS]:
+            found[f"{label} [{config.text}]"] = tir_digest(which.apply(func, group, config, HARDWARE))
+    return found
+
+
+def kept() -> dict[str, Any]:
+    """What tests/golden_tir.json says: family → {"version": n, "digests": {...}}."""
+    content: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return content
