@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from autofuse.graph.model import Group
 from autofuse.graph.reasons import Refusal
-from autofuse.schedule.cpu import conv2d as conv
+from autofuse.schedule.cpu import conv_tiling as tiling
 from autofuse.schedule.cpu import window as W
+from autofuse.schedule.cpu.conv2d import register_tiles
 from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily, remembered
 from autofuse.target import Hardware
 
@@ -113,9 +114,9 @@ class ConvPoolFamily(ScheduleFamily):
     def configs(self, group: Group, hardware: Hardware) -> Sequence[ConvPoolConfiguration]:
         """The convolution's register tiles of one row; rows in parallel or channels in parallel."""
         pair = self._pair(group)
-        e = conv.extents(pair.conv)
+        e = tiling.extents(pair.conv)
         staged = pair.conv.padded or bool(pair.conv.prologue)
-        tiles = [(nb, mt) for nb, ht, mt in conv.register_tiles(e, hardware) if ht == 1][:3]
+        tiles = [(nb, mt) for nb, ht, mt in register_tiles(e, hardware) if ht == 1][:3]
         rows = pair.pool.out.shape[2]
         wanted = max(1.0, 4.0 * hardware.cores / e.n)
         found: dict[ConvPoolConfiguration, None] = {}
@@ -141,12 +142,12 @@ class ConvPoolFamily(ScheduleFamily):
         """The convolution's shape, with the rows that tasks share computed twice and a buffer instead of its result."""
         assert isinstance(config, ConvPoolConfiguration)
         pair = self._pair(group)
-        e = conv.extents(pair.conv)
+        e = tiling.extents(pair.conv)
         pooled = pair.pool.out.shape[2]
         tasks = e.n * (e.oc // config.nb // config.cob) * (pooled // config.hb)
         rows = pair.rows(config.hb)
-        same = conv.Conv2dConfiguration(config.nb, 1, config.mt, config.cob, rows, config.pad, 1, config.parallel)
-        alone = conv.kernel_shape(pair.conv, replace(e, oh=rows * (pooled // config.hb)), same, hardware)
+        same = tiling.Conv2dConfiguration(config.nb, 1, config.mt, config.cob, rows, config.pad, 1, config.parallel)
+        alone = tiling.kernel_shape(pair.conv, replace(e, oh=rows * (pooled // config.hb)), same, hardware)
         buffer = 4 * config.nb * rows * e.ow * e.ob
         moved = tasks * config.cob * buffer * 2
         in_l1 = buffer <= hardware.l1_bytes // 2
