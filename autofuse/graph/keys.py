@@ -37,6 +37,21 @@ def canonical_text(group: Group) -> str:
     return _Canonical(_logical(group)).text()
 
 
+def canonical_layouts(group: Group) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Layouts of what a group reads and of what it writes, each in the order of the canonical text.
+
+    Where the text allows several numberings (equal operators side by side), the one whose layouts come first counts, so
+    that the order of equal operators does not matter here either. Together with the text, the layouts tell everything
+    about how the group's borders are stored.
+    """
+    logical = _logical(group, layouts=True)
+    canonical = _Canonical(logical)
+    canonical.text()
+    outside = set(group.inputs)
+    reads = tuple(logical.layouts[v][0] for v in canonical.order if v in outside)
+    return reads, tuple(layout for v in canonical.order for layout in logical.layouts[v][1])
+
+
 def graph_digest(graph: Graph) -> str:
     """32 hex digits that identify a graph with its numbering, independent of names, layouts and constants' values.
 
@@ -85,14 +100,19 @@ class _Node:
 
 @dataclass(frozen=True)
 class _Logical:
-    """A group without layout changes. Values are tensor numbers; `written[v]`: how often a value is an output."""
+    """A group without layout changes. Values are tensor numbers; `written[v]`: how often a value is an output.
+
+    `layouts[v]`: the layout in which it is read from outside ("" if it is not), and those in which it is written. Empty
+    where layouts are not asked for.
+    """
 
     nodes: tuple[_Node, ...]
     types: dict[int, str]
     written: dict[int, int]
+    layouts: dict[int, tuple[str, tuple[str, ...]]]
 
 
-def _logical(group: Group) -> _Logical:
+def _logical(group: Group, layouts: bool = False) -> _Logical:
     graph = group.graph
     same: dict[int, int] = {}
     nodes = []
@@ -106,11 +126,17 @@ def _logical(group: Group) -> _Logical:
         values.update(dict.fromkeys(op.outputs))
         nodes.append(_Node(op.form, inputs, op.outputs))
     written: dict[int, int] = {}
+    stored: dict[int, list[str]] = {}
     for t in group.outputs:
         value = same.get(t, t)
         written[value] = written.get(value, 0) + 1
+        stored.setdefault(value, []).append(graph.tensors[t].layout)
         values[value] = None
-    return _Logical(tuple(nodes), {v: _type(graph.tensors[v]) for v in values}, written)
+    kept: dict[int, tuple[str, tuple[str, ...]]] = {}
+    if layouts:
+        outside = set(group.inputs)
+        kept = {v: (graph.tensors[v].layout if v in outside else "", tuple(sorted(stored.get(v, ())))) for v in values}
+    return _Logical(tuple(nodes), {v: _type(graph.tensors[v]) for v in values}, written, kept)
 
 
 class _Canonical:
@@ -130,17 +156,27 @@ class _Canonical:
         ]  # fmt: skip
         self.ends += [("value", v) for v in logical.types if v not in self.maker and v not in self.readers]
         self.budget = _BUDGET
+        self.order: tuple[int, ...] = ()  # the values as the text numbers them
 
     def text(self) -> str:
+        chosen = self.numbering()
+        self.order = tuple(chosen.names)
+        return self.finish(chosen)
+
+    def numbering(self) -> _Numbering:
         if len(self.ends) <= 1:
-            return self.finish(self.extend(_Numbering(), self.ends[0]) if self.ends else _Numbering())
+            return self.extend(_Numbering(), self.ends[0]) if self.ends else _Numbering()
         # Cheap and nearly always enough: what each end needs, written by itself. Ties need a look at the rest.
         alone = {end: self.finish(self.extend(_Numbering(), end)) for end in self.ends}
         colours = alone if len(set(alone.values())) == len(alone) else self.colours()
         return self.best(_Numbering(), list(self.ends), colours)
 
-    def best(self, done: _Numbering, left: list[tuple[str, int]], colours: dict[tuple[str, int], str]) -> str:
-        """The smallest complete text that starts with `done`, choosing among the ends left."""
+    def rank(self, numbering: _Numbering) -> tuple[list[str], list[tuple[str, tuple[str, ...]]]]:
+        """What the smallest of several numberings has least of: first its text, then its layouts."""
+        return numbering.lines, [self.logical.layouts.get(v, ("", ())) for v in numbering.names]
+
+    def best(self, done: _Numbering, left: list[tuple[str, int]], colours: dict[tuple[str, int], str]) -> _Numbering:
+        """The smallest complete numbering that starts with `done`, choosing among the ends left."""
         while left:
             lowest = min(colours[end] for end in left)
             tied = [end for end in left if colours[end] == lowest]
@@ -148,16 +184,16 @@ class _Canonical:
             if len(choices) > 1:
                 choices = self.different(done, choices)
             if len(choices) > 1 and self.budget > 1:
-                texts: list[str] = []
+                found: list[_Numbering] = []
                 for choice, end in choices:
-                    if texts and self.budget <= 1:
+                    if found and self.budget <= 1:
                         break
-                    texts.append(self.best(choice, [e for e in left if e != end], colours))
-                return min(texts)
+                    found.append(self.best(choice, [e for e in left if e != end], colours))
+                return min(found, key=self.rank)
             done, end = choices[0]
             left = [e for e in left if e != end]
         self.budget -= 1
-        return self.finish(done)
+        return done
 
     def different(
         self, done: _Numbering, choices: list[tuple[_Numbering, tuple[str, int]]]
@@ -168,7 +204,7 @@ class _Canonical:
         """
         least = min(choice.lines for choice, _ in choices)
         kept, alone = [], False
-        for choice, end in choices:
+        for choice, end in sorted(choices, key=lambda c: self.rank(c[0])):
             if choice.lines != least:
                 continue
             if self.apart(done, choice):

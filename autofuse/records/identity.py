@@ -6,22 +6,31 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from autofuse.cost.model import Candidate
+from autofuse.graph.keys import canonical_layouts
 from autofuse.graph.model import Group
 from autofuse.records.record import Identity
 
 KeyOf = Callable[[Group], str]
+_LAYOUTS = "records.layouts_text"
 
 
 def layouts_text(group: Group) -> str:
     """The layouts of the tensors that a group reads and writes: "NCHW8c,->NCHW8c" ("" stands for the model's own).
 
-    Where nothing was rewritten the text is empty, so that such records do not depend on the order of the operands.
+    In the order of the workload's canonical text, so that the order of equal operators does not matter. Where nothing
+    was rewritten the text is empty.
     """
+    kept = group.__dict__.get(_LAYOUTS)  # asked for again with every configuration of the group
+    if kept is None:
+        kept = group.__dict__[_LAYOUTS] = _layouts_text(group)
+    return str(kept)
+
+
+def _layouts_text(group: Group) -> str:
     tensors = group.graph.tensors
-    reads = [tensors[t].layout for t in group.inputs]
-    writes = [tensors[t].layout for t in group.outputs]
-    if not any(reads) and not any(writes):
+    if not any(tensors[t].layout for t in (*group.inputs, *group.outputs)):
         return ""
+    reads, writes = canonical_layouts(group)
     return f"{','.join(reads)}->{','.join(writes)}"
 
 
