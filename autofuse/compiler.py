@@ -166,7 +166,7 @@ def choose_cost_model(
     from autofuse.records.model import RecordedCostModel
     from autofuse.target.fingerprint import fingerprint
 
-    store = open_store(db)
+    store = open_store(db, readonly=True)
     return RecordedCostModel(store, fingerprint(analysed.target.threads).digest, base)
 
 

@@ -266,6 +266,12 @@ def test_bench_by_command(network: Path, tmp_path: Path) -> None:
         assert row["error"] is None and row["median_ms"] > 0 and row["max_rel_err"] < 1e-4
 
 
+def test_a_benchmark_that_cannot_be_saved(network: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    flags = ("--strategy", "none", "--against", "", "--rounds", 1, "--threads", 1, "--json")
+    line = refused(capfd, tmp_path, "bench", network, *flags, "--save", "/proc/result.json")
+    assert "/proc/result.json" in line
+
+
 def test_bad_input_by_command(tmp_path: Path) -> None:
     done = command("compile", "absent.onnx", "-o", "out.so", "--json", folder=tmp_path)
     assert done.returncode == 2
@@ -337,6 +343,7 @@ def test_too_little_memory(network: Path, tmp_path: Path, capfd: pytest.CaptureF
         ("--max-memory", "nan"),
         ("--compile-allowance", "-5"),
         ("--dump-ir", __file__),
+        ("--db", "absent.db"),
     ],
 )
 def test_flags_that_make_no_sense(

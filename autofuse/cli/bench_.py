@@ -77,8 +77,12 @@ def command(
         )
     if save is not None:
         temporary = Path(f"{save}.tmp")
-        temporary.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
-        temporary.replace(save)
+        try:
+            temporary.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
+            temporary.replace(save)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise EngineError(f"cannot write {save}: {error.strerror}; choose another --save") from None
     if as_json:
         print_json(result.to_json())
         return
