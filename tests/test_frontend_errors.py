@@ -200,3 +200,15 @@ def test_sequences_of_different_lengths_are_refused(capfd: pytest.CaptureFixture
         {"w": weights(1, 2, 4), "r": weights(1, 2, 2), "n": np.array([3, 1], "int32")},
     )
     assert re.search("'rnn'.*lengths", _line(capfd, source, ModelError))
+
+
+def test_an_input_of_strings(capfd: pytest.CaptureFixture[str]) -> None:
+    source = model([node("Identity", ["words"], ["y"])], {"words": [4]}, ["y"])
+    source.graph.input[0].type.tensor_type.elem_type = TensorProto.STRING
+    assert "'words'" in _line(capfd, source, ModelError)
+
+
+def test_an_output_of_unknown_shape(capfd: pytest.CaptureFixture[str]) -> None:
+    source = model([node("NonZero", ["x"], ["places"])], {"x": [4, 4]}, ["places"])
+    text = _line(capfd, source, ModelError)
+    assert "'places'" in text and "run-time" in text

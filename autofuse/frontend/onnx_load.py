@@ -47,7 +47,7 @@ def check_model(model: onnx.ModelProto, where: str) -> None:
     """Rejects what parses as a protobuf message but is no usable ONNX model.
 
     Raises:
-        ModelError: no graph, no output, no operator-set version, or a node without an operator.
+        ModelError: no graph, no output, no operator-set version, a node without an operator, or an input of strings.
     """
     if not model.HasField("graph") or not (model.graph.node or model.graph.output):
         raise ModelError(f"{where}: is not an ONNX model (it holds no graph); export or download it again")
@@ -58,6 +58,9 @@ def check_model(model: onnx.ModelProto, where: str) -> None:
     for position, node in enumerate(model.graph.node):
         if not node.op_type:
             raise ModelError(f"{where}: node {position} names no operator; the file is damaged, export it again")
+    for value in model.graph.input:
+        if value.type.tensor_type.elem_type == onnx.TensorProto.STRING:
+            raise ModelError(f"{where}: input '{value.name}' holds strings; export the model without that part")
 
 
 def _first_line(error: BaseException) -> str:

@@ -72,7 +72,7 @@ def prepare(
     shapes, dtypes = _interface(function.params)
     results = function.ret_ty.fields if isinstance(function.ret_ty, relax.TupleType) else [function.ret_ty]
     output_names = source.output_names or tuple(f"output_{k}" for k in range(len(results)))
-    output_shapes, output_dtypes = _result_types(results)
+    output_shapes, output_dtypes = _result_types(results, output_names)
     digest = structure_digest(module)
     return PreparedModel(
         name=name or source.name,
@@ -193,12 +193,15 @@ def _interface(params: Sequence[Any]) -> tuple[tuple[tuple[int, ...], ...], tupl
     return tuple(shapes), tuple(dtype_of(param) for param in params)
 
 
-def _result_types(types: Sequence[Any]) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
+def _result_types(types: Sequence[Any], names: Sequence[str]) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
     shapes, dtypes = [], []
-    for position, ty in enumerate(types):
+    for name, ty in zip(names, types, strict=True):
         known = isinstance(ty, relax.TensorType) and isinstance(ty.shape, relax.ShapeExpr)
         if not known or not all(isinstance(size, tvm.tirx.IntImm) for size in ty.shape.values):
-            raise ModelError(f"output {position} has a shape that depends on run-time values, which is not supported")
+            raise ModelError(
+                f"output '{name}' has a shape that depends on run-time values, which is not supported; "
+                "export the model without the operator that gives it"
+            )
         shapes.append(tuple(int(size) for size in ty.shape.values))
         dtypes.append(str(getattr(ty.dtype, "dtype", ty.dtype)))
     return tuple(shapes), tuple(dtypes)
