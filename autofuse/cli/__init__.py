@@ -24,7 +24,7 @@ COMMANDS = {
     "collect": "Measure candidate kernels into a record store.",
     "train": "Train a predictor on a record store.",
     "tune": "Tune the search's thresholds by replaying costs.",
-    "records": "Look into, export, import and merge record stores.",
+    "records": "Look into, exchange, check and clean record stores.",
     "zoo": "List the networks that come along, or export one.",
     "doctor": "Check this machine; measure it with --calibrate.",
 }

@@ -1,4 +1,4 @@
-"""`autofuse records ls | show | stats | export | import | merge`."""
+"""`autofuse records ls | show | stats | noise | export | import | merge | prune | verify | revalidate`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 import click
 
-from autofuse.cli.options import json_option, print_json
-from autofuse.errors import RecordError
+from autofuse.cli.options import input_shapes, json_option, print_json, status
+from autofuse.errors import InputError, RecordError
 from autofuse.records.record import record_to_dict
 
 
 @click.group("records")
 def command() -> None:
-    """Look into, export, import and merge record stores."""
+    """Look into, exchange, check and clean record stores."""
 
 
 @command.command("stats")
@@ -147,3 +147,168 @@ def merge(db: str, others: tuple[str, ...]) -> None:
             with open_store(other, readonly=True) as source:
                 count = store.merge(source)
             click.echo(f"{other}: {count} records were new")
+
+
+@command.command("noise")
+@click.argument("db")
+@click.argument("others", nargs=-1, metavar="[OTHER.db]...")
+@json_option
+def noise_(db: str, others: tuple[str, ...], as_json: bool) -> None:
+    """How well repeated measurements of one kernel agree, in DB or across it and OTHER collections of the same kernels.
+
+    Pairs of records of one kernel on one hardware; the difference of a pair is relative to its mean.
+    """
+    from autofuse.records import MemoryStore, open_store
+    from autofuse.records.noise import noise
+
+    with open_store(db, readonly=True) as store:
+        if not others:
+            report = noise(store)
+        else:
+            together = MemoryStore()
+            together.merge(store)
+            for other in others:
+                with open_store(other, readonly=True) as more:
+                    together.merge(more)
+            report = noise(together)
+    if as_json:
+        print_json(report.as_dict())
+        return
+    if not report.overall.pairs:
+        click.echo("no kernel was measured twice; collect into another file and name both")
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("family", "kernels", "pairs", "median", "95 %", "median, plain", "95 %, plain")
+    for name, spread in [*sorted(report.families.items()), ("all", report.overall)]:
+        assert spread.normalised is not None and spread.latency is not None
+        shares = [f"{100 * d:.2f} %" for d in (*spread.normalised, *spread.latency)]
+        table.add_row(name, str(spread.kernels), str(spread.pairs), *shares)
+    Console().print(table)
+    if report.changed:
+        click.echo(f"{report.changed} kernels succeeded in one measurement and failed in another")
+
+
+@command.command("prune")
+@click.argument("db")
+@click.option("--old", is_flag=True, help="Records of older versions of their family, or of families that are no more.")
+@click.option("--superseded", is_flag=True, help="All but the newest record of a kernel (of what is left).")
+@click.option("--failed", is_flag=True, help="Records of kernels that were not timed.")
+@click.option("--yes", is_flag=True, help="Drop them; without this, only say what would be dropped.")
+@json_option
+def prune_(db: str, old: bool, superseded: bool, failed: bool, yes: bool, as_json: bool) -> None:
+    """Drop records that are not wanted any more, and give their space back."""
+    from autofuse.records import open_store
+    from autofuse.records.prune import choose, prune
+    from autofuse.schedule.registry import families
+
+    if not (old or superseded or failed):
+        raise InputError("say what to drop: --old, --superseded, --failed, or several of them")
+    versions = {f.name: f.version for kind in ("gpu", "cpu") for f in families(kind)} if old else None
+    with open_store(db, readonly=not yes) as store:
+        chosen = choose(store, versions, superseded, failed)
+        if yes:
+            prune(store, chosen)
+    if as_json:
+        print_json({**chosen.as_dict(), "dropped": yes})
+        return
+    said = ", ".join(f"{count} {reason}" for reason, count in chosen.reasons.items())
+    click.echo(f"{'dropped' if yes else 'would drop'} {len(chosen.digests)} records{f': {said}' if said else ''}")
+    for name, count in chosen.families.items():
+        click.echo(f"{name:12s}{count}")
+    if chosen.digests and not yes:
+        click.echo("--yes drops them")
+
+
+@command.command("verify")
+@click.argument("db")
+@json_option
+def verify_(db: str, as_json: bool) -> int:
+    """Check the file, and compute again all that can be: exit code 1, and one line each, for what is wrong."""
+    from autofuse.records import open_store
+    from autofuse.records.verify import verify
+
+    with open_store(db, readonly=True) as store:
+        found = list(verify(store))
+    if as_json:
+        print_json({"sound": not found, "problems": found})
+    else:
+        for problem in found:
+            click.echo(problem)
+        click.echo(f"{db}: {f'{len(found)} problems' if found else 'sound'}")
+    return 1 if found else 0
+
+
+@command.command("revalidate")
+@click.argument("db")
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...")
+@click.option("--target", default="llvm", show_default=True)
+@click.option(
+    "--threads", type=click.IntRange(min=1), help="Threads that were measured with (default: all processors)."
+)
+@click.option("--input-shape", "shapes", multiple=True, metavar="NAME=N,...", help="Fix an input's shape.")
+@click.option("--batch", type=click.IntRange(min=1))
+@click.option("--drop", is_flag=True, help="Drop the records whose code is another now.")
+@click.option("--dry-run", is_flag=True, help="Say what would change, change nothing.")
+@json_option
+def revalidate_(
+    db: str,
+    models: tuple[str, ...],
+    target: str,
+    threads: int | None,
+    shapes: tuple[str, ...],
+    batch: int | None,
+    drop: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Lower MODEL... again and keep the records whose scheduled code is what it was, under the present versions.
+
+    Looks at the records of this machine. Those whose code is another are listed; their kernels have to be measured
+    again.
+    """
+    from autofuse.codegen.digest import tir_digest
+    from autofuse.compiler import analyse, choose_cost_model, problem_of
+    from autofuse.records import open_store
+    from autofuse.records.revalidate import revalidate
+    from autofuse.schedule.registry import families
+    from autofuse.target import fingerprint
+
+    with open_store(db, readonly=dry_run) as store, status("revalidating") as tell:
+        fusers, groups = {}, []
+        for name in models:
+            tell(f"analysing {name}")
+            model = analyse(name, target=target, threads=threads, batch=batch, input_shapes=input_shapes(shapes))
+            problem = problem_of(model, choose_cost_model(model, "analytical", None, None))
+            fusers[id(model.graph)] = model.fuser
+            groups += list(dict.fromkeys(c.group for c in problem.choices if c.family))
+        tell("scheduling")
+        found = revalidate(
+            store,
+            fingerprint(model.target.threads).digest,
+            groups,
+            families(model.hardware.kind),
+            model.hardware,
+            lambda group, family, config: tir_digest(
+                family.apply(fusers[id(group.graph)].fuse(group), group, config, model.hardware)
+            ),
+            write=not dry_run,
+        )
+        if drop and not dry_run:
+            store.drop(c.record.digest for c in found.changed)
+    if as_json:
+        print_json(found.as_dict())
+        return
+    click.echo(
+        f"{found.same} records hold ({found.restamped} of them had another version), {len(found.changed)} have other "
+        f"code now, {found.unknown} have no digest, {found.unseen} are of no group of {', '.join(models)}"
+    )
+    for change in found.changed:
+        r = change.record
+        click.echo(f"  {r.workload[:12]} {r.family} {r.family_version} [{r.config}]: {change.reason}")
+    if found.unversioned:
+        names = ", ".join(sorted({c.record.family for c in found.unversioned}))
+        click.echo(
+            f"the version of {names} should have been raised: such records are used, though their code is another"
+        )

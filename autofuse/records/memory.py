@@ -45,10 +45,13 @@ class MemoryStore(RecordStore):
             return False
         record = replace(record, normalised=None)
         self._records[record.digest] = record
+        self._remember(record)
+        return True
+
+    def _remember(self, record: Record) -> None:
         newest = self._newest.get(record.identity)
         if newest is None or order(record) > order(newest):
             self._newest[record.identity] = record
-        return True
 
     def _read(self, record: Record) -> Record:
         baseline = self._baselines.get(record.hardware, {}).get(record.reference)
@@ -134,6 +137,25 @@ class MemoryStore(RecordStore):
         for form in forms:
             self.add_form(form)
         return sum(self.add(record) for record in records)
+
+    def drop(self, digests: Iterable[str]) -> int:
+        dropped = [self._records.pop(digest) for digest in dict.fromkeys(digests) if digest in self._records]
+        if dropped:
+            self._newest = {}
+            for record in self._records.values():
+                self._remember(record)
+        return len(dropped)
+
+    def restamp(self, digests: Iterable[str], family_version: int) -> int:
+        old = [self._records[digest] for digest in dict.fromkeys(digests) if digest in self._records]
+        changed = [record for record in old if record.family_version != family_version]
+        self.drop(record.digest for record in changed)
+        for record in changed:
+            self.add(replace(record, family_version=family_version))
+        return len(changed)
+
+    def compact(self) -> None:
+        pass
 
     def close(self) -> None:
         pass

@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +31,13 @@ from autofuse.records.record import (
     canonical,
 )
 from autofuse.records.schema import SCHEMA_VERSION
+from autofuse.records.sqlite_errors import explain
 from autofuse.records.store import RecordStore
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
 
-_JOINED = """record AS r
+JOINED = """record AS r
     JOIN workload AS w ON w.id = r.workload
     JOIN hardware AS h ON h.id = r.hardware
     JOIN software AS s ON s.id = r.software"""
@@ -44,25 +46,10 @@ _JOINED = """record AS r
 _NORMALISED = """coalesce(r.ratio * CASE r.reference WHEN 'arithmetic' THEN h.arithmetic_baseline
     ELSE h.memory_baseline END, r.latency)"""
 
-_COLUMNS = f"""w.key, h.digest, s.family, s.family_version, r.config, r.layouts, r.status, r.message, r.samples,
+COLUMNS = f"""w.key, h.digest, s.family, s.family_version, r.config, r.layouts, r.status, r.message, r.samples,
     r.reference_samples, r.reference, s.tvm, s.autofuse, r.tir_digest, r.created, {_NORMALISED} AS normalised"""
 
 _IDENTITY = "w.key, h.digest, s.family, s.family_version, r.config, r.layouts"
-
-
-def _explain(path: Path, error: sqlite3.Error, wait: float) -> RecordError:
-    text = str(error)
-    if "locked" in text or "busy" in text:
-        return RecordError(f"{path}: locked by another process for over {wait:g} s; let it end, then start again")
-    if "readonly" in text:
-        return RecordError(f"{path}: is read-only; copy it, or change the permissions of the file and its folder")
-    if "disk is full" in text or "full" in text.split():
-        return RecordError(f"{path}: the disk is full; nothing of the last addition was kept; free some space")
-    if "unable to open" in text:
-        return RecordError(f"{path}: cannot be opened; check that the folder exists and may be written to")
-    if "not a database" in text or "malformed" in text:
-        return RecordError(f"{path}: is damaged or no SQLite database ({text}); restore it from a copy or an export")
-    return RecordError(f"{path}: {text}")
 
 
 class SqliteStore(RecordStore):
@@ -130,7 +117,7 @@ class SqliteStore(RecordStore):
         try:
             yield
         except sqlite3.Error as error:
-            raise _explain(self.path, error, self.wait) from error
+            raise explain(self.path, error, self.wait) from error
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -144,9 +131,16 @@ class SqliteStore(RecordStore):
                     self._db.execute("ROLLBACK")
                 raise
 
-    def _rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+    def rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """What a query gives; for questions that the interface does not have. Changes nothing."""
         with self._errors():
             return list(self._db.execute(sql, parameters).fetchall())
+
+    @contextmanager
+    def cursor(self, sql: str) -> Iterator[Iterator[tuple[Any, ...]]]:
+        """The rows of a query that is too large to be held in memory."""
+        with self._errors():
+            yield self._db.execute(sql)
 
     def add_hardware(self, hardware: RecordedHardware) -> None:
         with self._transaction():
@@ -224,8 +218,8 @@ class SqliteStore(RecordStore):
         return bool(cursor.rowcount > 0)
 
     def find(self, identity: Identity) -> Record | None:
-        rows = self._rows(
-            f"""SELECT {_COLUMNS} FROM {_JOINED} WHERE w.key = ? AND h.digest = ? AND s.family = ?
+        rows = self.rows(
+            f"""SELECT {COLUMNS} FROM {JOINED} WHERE w.key = ? AND h.digest = ? AND s.family = ?
             AND s.family_version = ? AND r.config = ? AND r.layouts = ?
             ORDER BY r.created DESC, r.digest DESC LIMIT 1""",
             [
@@ -237,12 +231,12 @@ class SqliteStore(RecordStore):
                 identity.layouts,
             ],
         )
-        return self._record(rows[0]) if rows else None
+        return self.record(rows[0]) if rows else None
 
     def lookup(self, identities: Sequence[Identity]) -> list[Measured | None]:
         wanted = [[i.workload, i.hardware, i.family, i.family_version, i.config, i.layouts] for i in identities]
         # CROSS JOIN fixes the order of the joins: from each wanted row straight into the look-up index.
-        rows = self._rows(
+        rows = self.rows(
             f"""SELECT wanted.key, r.status, r.latency, {_NORMALISED}
             FROM json_each(?) AS wanted
             CROSS JOIN workload AS w ON w.key = json_extract(wanted.value, '$[0]')
@@ -260,27 +254,28 @@ class SqliteStore(RecordStore):
         return found
 
     def best(self, workload: str, hardware: str, versions: Mapping[str, int] | None = None) -> Record | None:
-        rows = self._rows(
+        rows = self.rows(
             f"""SELECT * FROM (
-                SELECT {_COLUMNS}, r.digest AS mark, row_number() OVER (
+                SELECT {COLUMNS}, r.digest AS mark, row_number() OVER (
                     PARTITION BY {_IDENTITY} ORDER BY r.created DESC, r.digest DESC) AS age
-                FROM {_JOINED} WHERE w.key = ? AND h.digest = ?
+                FROM {JOINED} WHERE w.key = ? AND h.digest = ?
                 AND (? IS NULL OR (s.family, s.family_version) IN (
                     SELECT key, value FROM json_each(coalesce(?, '{{}}'))))
             ) WHERE age = 1 AND status = 'ok'
             ORDER BY normalised, family, family_version, config, layouts, created, mark LIMIT 1""",
             [workload, hardware, *([None if versions is None else json.dumps(dict(versions))] * 2)],
         )
-        return self._record(rows[0][:16]) if rows else None
+        return self.record(rows[0][:16]) if rows else None
 
     def records(self, hardware: str | None = None) -> Iterator[Record]:
-        sql = f"""SELECT {_COLUMNS} FROM {_JOINED} WHERE ? IS NULL OR h.digest = ?
+        sql = f"""SELECT {COLUMNS} FROM {JOINED} WHERE ? IS NULL OR h.digest = ?
             ORDER BY {_IDENTITY}, r.created, r.digest"""
         with self._errors():
-            yield from (self._record(row) for row in self._db.execute(sql, [hardware, hardware]))
+            yield from (self.record(row) for row in self._db.execute(sql, [hardware, hardware]))
 
     @staticmethod
-    def _record(row: Sequence[Any]) -> Record:
+    def record(row: Sequence[Any]) -> Record:
+        """The record of a row of COLUMNS. ValueError or TypeError if it is none."""
         workload, hardware, family, version, config, layouts, status, message, samples, references, *rest = row
         reference, tvm, autofuse, tir_digest, created, normalised = rest
         return Record(
@@ -303,27 +298,27 @@ class SqliteStore(RecordStore):
         )
 
     def workloads(self) -> Iterator[Workload]:
-        yield from (Workload(*row) for row in self._rows("SELECT key, text, label FROM workload ORDER BY key"))
+        yield from (Workload(*row) for row in self.rows("SELECT key, text, label FROM workload ORDER BY key"))
 
     def form(self, workload: str, layouts: str) -> Form | None:
-        rows = self._rows(
+        rows = self.rows(
             "SELECT f.text FROM form AS f JOIN workload AS w ON w.id = f.workload WHERE w.key = ? AND f.layouts = ?",
             [workload, layouts],
         )
         return Form(workload, layouts, rows[0][0]) if rows else None
 
     def forms(self) -> Iterator[Form]:
-        rows = self._rows(
+        rows = self.rows(
             "SELECT w.key, f.layouts, f.text FROM form AS f JOIN workload AS w ON w.id = f.workload ORDER BY 1, 2"
         )
         yield from (Form(*row) for row in rows)
 
     def hardware(self) -> Iterator[RecordedHardware]:
-        for digest, name, detail in self._rows("SELECT digest, name, detail FROM hardware ORDER BY digest"):
+        for digest, name, detail in self.rows("SELECT digest, name, detail FROM hardware ORDER BY digest"):
             yield RecordedHardware(digest, name, json.loads(detail))
 
     def models(self, workload: str) -> tuple[str, ...]:
-        rows = self._rows(
+        rows = self.rows(
             "SELECT m.model FROM membership AS m JOIN workload AS w ON w.id = m.workload WHERE w.key = ? ORDER BY 1",
             [workload],
         )
@@ -342,22 +337,22 @@ class SqliteStore(RecordStore):
         return self.baseline(hardware)
 
     def baseline(self, hardware: str) -> Mapping[str, float]:
-        rows = self._rows("SELECT arithmetic_baseline, memory_baseline FROM hardware WHERE digest = ?", [hardware])
+        rows = self.rows("SELECT arithmetic_baseline, memory_baseline FROM hardware WHERE digest = ?", [hardware])
         return {name: row[i] for row in rows for i, name in enumerate(REFERENCES) if row[i] is not None}
 
     def stats(self) -> StoreStats:
-        statuses = dict(self._rows("SELECT status, count(*) FROM record GROUP BY status"))
+        statuses = dict(self.rows("SELECT status, count(*) FROM record GROUP BY status"))
         ok = statuses.pop("ok", 0)
-        families = self._rows(
+        families = self.rows(
             """SELECT s.family || ' ' || s.family_version, count(*) FROM record AS r
             JOIN software AS s ON s.id = r.software GROUP BY 1"""
         )
         return StoreStats(
             ok,
             statuses,
-            self._rows("SELECT count(*) FROM workload")[0][0],
-            tuple(row[0] for row in self._rows("SELECT DISTINCT model FROM membership ORDER BY 1")),
-            tuple(row[0] for row in self._rows("SELECT digest FROM hardware ORDER BY 1")),
+            self.rows("SELECT count(*) FROM workload")[0][0],
+            tuple(row[0] for row in self.rows("SELECT DISTINCT model FROM membership ORDER BY 1")),
+            tuple(row[0] for row in self.rows("SELECT digest FROM hardware ORDER BY 1")),
             dict(families),
         )
 
@@ -376,6 +371,34 @@ class SqliteStore(RecordStore):
             for form in forms:
                 self._insert_form(form)
             return sum(self._insert(record) for record in records)
+
+    def drop(self, digests: Iterable[str]) -> int:
+        with self._transaction():
+            return self._delete(digests)
+
+    def _delete(self, digests: Iterable[str]) -> int:
+        wanted = json.dumps(list(digests))
+        cursor = self._db.execute("DELETE FROM record WHERE digest IN (SELECT value FROM json_each(?))", [wanted])
+        self._db.execute("DELETE FROM software WHERE NOT EXISTS (SELECT 1 FROM record WHERE software = software.id)")
+        return int(cursor.rowcount)
+
+    def restamp(self, digests: Iterable[str], family_version: int) -> int:
+        with self._transaction():
+            rows = self._db.execute(
+                f"""SELECT {COLUMNS} FROM {JOINED} WHERE r.digest IN (SELECT value FROM json_each(?))
+                AND s.family_version != ?""",
+                [json.dumps(list(digests)), family_version],
+            ).fetchall()
+            records = [self.record(row) for row in rows]
+            self._delete(record.digest for record in records)
+            for record in records:
+                self._insert(replace(record, family_version=family_version))
+            return len(records)
+
+    def compact(self) -> None:
+        with self._errors():
+            self._db.execute("VACUUM")
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
         if not self._closed:

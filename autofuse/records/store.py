@@ -99,6 +99,24 @@ class RecordStore(abc.ABC):
         """Add everything or, if anything fails, nothing; the number of records that were new."""
 
     @abc.abstractmethod
+    def drop(self, digests: Iterable[str]) -> int:
+        """Take out the records with these digests, all or nothing; the number that were there.
+
+        Workloads and forms stay: what a group is does not change with what was measured of it.
+        """
+
+    @abc.abstractmethod
+    def restamp(self, digests: Iterable[str], family_version: int) -> int:
+        """Give the records with these digests another version of their family, all or nothing; the number changed.
+
+        For records whose code is known to be the same under that version. All else of them stays.
+        """
+
+    @abc.abstractmethod
+    def compact(self) -> None:
+        """Give back the space of what was dropped."""
+
+    @abc.abstractmethod
     def close(self) -> None:
         """Let go of the file. The store cannot be used afterwards; closing twice does nothing."""
 

@@ -1,0 +1,114 @@
+"""How well measurements repeat: takes a store with repeated measurements, gives the differences within each identity.
+
+A pair is two successful records of one identity (the same kernel on the same hardware), from different collections or
+one after another. Its difference is |a - b| / ((a + b) / 2); every pair of an identity counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, groupby
+from typing import Any
+
+from autofuse.records.record import Record
+from autofuse.records.store import RecordStore
+
+_REPEATS = 16  # of one identity, the newest: pairs grow with the square
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Differences of pairs: `normalised` and plain `latency`, each the median and the 95th percentile (None: no pairs).
+
+    `kernels`: identities that were measured more than once.
+    """
+
+    kernels: int = 0
+    pairs: int = 0
+    normalised: tuple[float, float] | None = None
+    latency: tuple[float, float] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+
+        def both(of: tuple[float, float] | None) -> dict[str, float | None]:
+            return {"median": None if of is None else of[0], "p95": None if of is None else of[1]}
+
+        return {
+            "kernels": self.kernels,
+            "pairs": self.pairs,
+            "normalised": both(self.normalised),
+            "latency": both(self.latency),
+        }
+
+
+@dataclass(frozen=True)
+class NoiseReport:
+    """The spread over all, and by schedule family. `changed`: identities that did and did not succeed."""
+
+    overall: Spread
+    families: dict[str, Spread]
+    changed: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            **self.overall.as_dict(),
+            "changed": self.changed,
+            "families": {name: spread.as_dict() for name, spread in sorted(self.families.items())},
+        }
+
+
+@dataclass
+class _Pairs:
+    kernels: int = 0
+    normalised: list[float] = field(default_factory=list)
+    latency: list[float] = field(default_factory=list)
+
+    def spread(self) -> Spread:
+        return Spread(self.kernels, len(self.latency), _quantiles(self.normalised), _quantiles(self.latency))
+
+
+def noise(store: RecordStore, hardware: str | None = None) -> NoiseReport:
+    """What repeated measurements in `store` say, of one hardware if given."""
+    families: dict[str, _Pairs] = {}
+    changed = 0
+    for records in _repeated(store.records(hardware)):
+        good = [r for r in records if r.ok][-_REPEATS:]
+        changed += 0 < len(good) < min(len(records), _REPEATS)
+        if len(good) < 2:
+            continue
+        found = families.setdefault(good[0].family, _Pairs())
+        found.kernels += 1
+        for a, b in combinations(good, 2):
+            assert a.latency and b.latency and a.normalised and b.normalised
+            found.latency.append(_difference(a.latency, b.latency))
+            found.normalised.append(_difference(a.normalised, b.normalised))
+    total = _Pairs(
+        sum(f.kernels for f in families.values()),
+        [d for f in families.values() for d in f.normalised],
+        [d for f in families.values() for d in f.latency],
+    )
+    return NoiseReport(total.spread(), {name: pairs.spread() for name, pairs in families.items()}, changed)
+
+
+def _repeated(records: Iterable[Record]) -> Iterator[Sequence[Record]]:
+    """Runs of records of one identity that hold more than one; a store gives its records in that order."""
+    for _, run in groupby(records, key=lambda r: r.identity):
+        found = list(run)
+        if len(found) > 1:
+            yield found
+
+
+def _difference(a: float, b: float) -> float:
+    return abs(a - b) / ((a + b) / 2)
+
+
+def _quantiles(differences: list[float]) -> tuple[float, float] | None:
+    if not differences:
+        return None
+    import numpy as np
+
+    median, high = np.quantile(differences, [0.5, 0.95])
+    return float(median), float(high)
