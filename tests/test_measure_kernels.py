@@ -120,7 +120,7 @@ class TestKernelSource:
             source.reference(Candidate(group, FAMILY, Scale()), [np.zeros(3, np.float32)])
         assert "\n" not in str(caught.value)
 
-    def test_large_groups_are_not_checked(self, source: KernelSource, group: Group) -> None:
+    def test_large_groups_of_unknown_operators_are_not_checked(self, source: KernelSource, group: Group) -> None:
         busy = replace(group.graph.operators[0], work=replace(group.work, fma=10**9))
         large = Group.of(replace(group.graph, operators=(busy,)), [0])
         assert source.reference(Candidate(large, FAMILY, Scale()), []) is None

@@ -1,0 +1,152 @@
+"""Right outputs by numpy: those of ONNX Runtime for whole models, those of the unscheduled loops as stored."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from codegen_cases import analysed_model, run_function
+from frontend_graphs import model, node, random_inputs, run_onnxruntime, weights
+from hypothesis import given, settings
+from random_networks import small_networks
+
+from autofuse.compiler import Analysed
+from autofuse.graph.model import Group
+from autofuse.measure.oracle import NotEvaluated, evaluate
+
+
+def whole(analysed: Analysed, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """The model's outputs: all of its operators as one group."""
+    graph = analysed.graph
+    group = Group.of(graph, range(len(graph.operators)), graph.outputs)
+    given_ = dict(zip(graph.inputs, arrays, strict=True))
+    values = [given_[t] if t in given_ else analysed.constants[t].numpy() for t in group.inputs]
+    found = dict(zip(group.outputs, evaluate(group, values), strict=True))
+    return [found[t] for t in graph.outputs]
+
+
+def same_as_onnxruntime(source: Any, arrays: list[np.ndarray] | None = None) -> None:
+    analysed = analysed_model(source)
+    given_ = random_inputs(analysed.prepared) if arrays is None else arrays
+    expected = run_onnxruntime(source, analysed.prepared, given_)
+    for ours, theirs in zip(whole(analysed, given_), expected, strict=True):
+        assert ours.shape == theirs.shape
+        assert np.abs(ours - theirs).max() <= 2e-5 * max(1.0, float(np.abs(theirs).max()))
+
+
+@settings(max_examples=25, deadline=None)
+@given(small_networks())
+def test_convolutional_networks(source: Any) -> None:
+    same_as_onnxruntime(source)
+
+
+def attention(length: int, heads: int, width: int) -> Any:
+    """Gather, layer norm, packed and batched products, softmax with a mask, split and merged heads."""
+    size = heads * width
+    shape = np.array([1, length, heads, width])
+    return model(
+        [
+            node("Gather", ["table", "ids"], ["x"]),
+            node("LayerNormalization", ["x", "gamma", "beta"], ["n"], axis=-1, epsilon=1e-5),
+            node("MatMul", ["n", "wq"], ["q0"]),
+            node("Reshape", ["q0", "split"], ["q1"]),
+            node("Transpose", ["q1"], ["q"], perm=[0, 2, 1, 3]),
+            node("Reshape", ["n", "split"], ["k1"]),
+            node("Transpose", ["k1"], ["k"], perm=[0, 2, 3, 1]),
+            node("Transpose", ["k1"], ["v"], perm=[0, 2, 1, 3]),
+            node("MatMul", ["q", "k"], ["s0"]),
+            node("Where", ["mask", "s0", "low"], ["s"]),
+            node("Softmax", ["s"], ["p"], axis=-1),
+            node("MatMul", ["p", "v"], ["a0"]),
+            node("Transpose", ["a0"], ["a1"], perm=[0, 2, 1, 3]),
+            node("Reshape", ["a1", "merged"], ["a"]),
+            node("Erf", ["a"], ["e"]),
+            node("Add", ["x", "e"], ["y"]),
+        ],
+        {"ids": ([1, length], 7)},
+        ["y"],
+        {
+            "table": weights(11, size),
+            "gamma": weights(size, seed=1),
+            "beta": weights(size, seed=2),
+            "wq": weights(size, size, seed=3),
+            "split": shape,
+            "merged": np.array([1, length, size]),
+            "mask": np.tril(np.ones((1, 1, length, length), bool)),
+            "low": np.array(-1e9, np.float32),
+        },
+    )
+
+
+def test_transformer_block() -> None:
+    same_as_onnxruntime(attention(5, 2, 9), [np.array([[0, 10, 3, 3, 7]], np.int64)])
+
+
+def pyramid() -> Any:
+    """Channels that no block divides, through everything that counts channels."""
+    return model(
+        [
+            node("Conv", ["x", "w1"], ["a"], pads=[1, 1, 1, 1], strides=[2, 2]),
+            node("LeakyRelu", ["a"], ["b"], alpha=0.1),
+            node("Conv", ["b", "w2"], ["c"], pads=[1, 1, 1, 1], group=13),
+            node("Clip", ["c", "zero", "six"], ["d"]),
+            node("Resize", ["d", "", "scales"], ["up"], mode="nearest", coordinate_transformation_mode="asymmetric",
+                 nearest_mode="floor"),
+            node("Concat", ["up", "x"], ["e"], axis=1),
+            node("Slice", ["e", "begin", "end", "axis"], ["f"]),
+            node("Conv", ["f", "w3"], ["g"], group=3),
+            node("AveragePool", ["g"], ["h"], kernel_shape=[3, 3], pads=[1, 1, 1, 1], strides=[2, 2]),
+            node("ReduceMean", ["h", "rows"], ["m"], keepdims=1),
+            node("Mul", ["h", "m"], ["y"]),
+        ],
+        {"x": [2, 5, 8, 8]},
+        ["y"],
+        {
+            "w1": weights(13, 5, 3, 3),
+            "w2": weights(13, 1, 3, 3),
+            "w3": weights(6, 3, 1, 1),
+            "zero": np.array(0, np.float32),
+            "six": np.array(6, np.float32),
+            "scales": np.array([1, 1, 2, 2], np.float32),
+            "begin": np.array([6]),
+            "end": np.array([15]),
+            "axis": np.array([1]),
+            "rows": np.array([2, 3]),
+        },
+    )  # fmt: skip
+
+
+def test_channels_that_no_block_divides() -> None:
+    same_as_onnxruntime(pyramid())
+
+
+def test_every_stored_element_is_that_of_the_unscheduled_loops() -> None:
+    # Padding channels too, and whatever stands in the padding of the inputs: a kernel is compared as it stores.
+    analysed = analysed_model(pyramid())
+    graph = analysed.graph
+    rng = np.random.default_rng(0)
+    compared = 0
+    for op in graph.operators:
+        if not op.fusable:
+            continue
+        group = Group.of(graph, [op.index])
+        inputs = [rng.standard_normal(graph.tensors[t].shape).astype("float32") for t in group.inputs]
+        (expected,) = run_function(
+            analysed.fuser.fuse(group).with_attr("global_symbol", "main"),
+            inputs,
+            [graph.tensors[group.outputs[0]].shape],
+        )
+        (ours,) = evaluate(group, inputs)
+        assert np.abs(ours - expected).max() <= 2e-5 * max(1.0, float(np.abs(expected).max())), op.kind
+        compared += 1
+    assert compared >= 10
+
+
+def test_unknown_operators_are_named() -> None:
+    analysed = analysed_model(model([node("Relu", ["x"], ["y"])], {"x": [1, 8, 4, 4]}, ["y"]))
+    (op, *rest) = analysed.graph.operators
+    odd = replace(analysed.graph, operators=(replace(op, kind="nn.odd", name="lv7"), *rest))
+    with pytest.raises(NotEvaluated, match=r"lv7 \(nn.odd\)"):
+        evaluate(Group.of(odd, [0]), [np.zeros(odd.tensors[odd.operators[0].inputs[0]].shape, np.float32)])
