@@ -121,10 +121,12 @@ def problem_of(
 ) -> SearchProblem:
     """Enumerate the candidate groups and cost them. `max_memory` in bytes, 0 for no limit."""
     from autofuse.codegen.fuse_ops import fuse_ops_partition
+    from autofuse.graph.collector import paused_collector
     from autofuse.schedule.registry import families
     from autofuse.search.candidates import search_problem
 
-    partition = fuse_ops_partition(analysed.lowered.module, analysed.built)
+    with paused_collector():
+        partition = fuse_ops_partition(analysed.lowered.module, analysed.built)
     return search_problem(
         analysed.graph,
         cost_model,
