@@ -91,7 +91,7 @@ def show(db: str, workload: str, as_json: bool) -> None:
             several = f"{len(found)} workloads start" if found else "no workload starts"
             raise RecordError(f"{several} with {workload!r} in {db}; `autofuse records ls {db}` lists them")
         chosen = found[0]
-        records = [r for r in store.records() if r.workload == chosen.key]
+        records = list(store.records(workload=chosen.key))
         models = store.models(chosen.key)
     if as_json:
         print_json(

@@ -75,8 +75,10 @@ class MemoryStore(RecordStore):
         ]
         return min(fitting, key=lambda r: (r.normalised or 0.0, order(r)), default=None)
 
-    def records(self, hardware: str | None = None) -> Iterator[Record]:
-        chosen = [r for r in self._records.values() if hardware is None or r.hardware == hardware]
+    def records(self, hardware: str | None = None, workload: str | None = None) -> Iterator[Record]:
+        chosen = [
+            r for r in self._records.values() if hardware in (None, r.hardware) and workload in (None, r.workload)
+        ]
         yield from (self._read(record) for record in sorted(chosen, key=order))
 
     def workloads(self) -> Iterator[Workload]:
@@ -115,7 +117,7 @@ class MemoryStore(RecordStore):
             ok, dict(statuses), len(self._workloads), tuple(models), tuple(sorted(self._hardware)), dict(families)
         )
 
-    def _add_all(
+    def add_all(
         self,
         hardware: Sequence[RecordedHardware],
         workloads: Sequence[tuple[Workload, tuple[str, ...]]],

@@ -70,7 +70,7 @@ class SqliteStore(RecordStore):
         if self.path.is_dir():
             raise RecordError(f"{self.path}: is a folder; give a file")
         mode = "ro" if readonly else "rwc"
-        if readonly and not os.access(self.path.absolute().parent, os.W_OK):
+        if readonly and not os.access(self.path.absolute().parent, os.W_OK) and not self._log_holds_anything():
             mode += "&immutable=1"  # readers, too, would write the log's index into the folder
         with self._errors():
             connection = sqlite3.connect(
@@ -99,6 +99,11 @@ class SqliteStore(RecordStore):
         self._db.execute("PRAGMA foreign_keys = ON")
         # A killed process loses nothing with NORMAL; only a power cut may lose the last additions, never the file.
         self._db.execute("PRAGMA synchronous = NORMAL")
+
+    def _log_holds_anything(self) -> bool:
+        """Whether a killed writer has left additions that are not in the file itself yet."""
+        log = self.path.with_name(f"{self.path.name}-wal")
+        return log.is_file() and log.stat().st_size > 0
 
     def _write_ahead(self) -> None:
         """Switch to the write-ahead log; SQLite does not wait for other processes here, so this does."""
@@ -267,11 +272,13 @@ class SqliteStore(RecordStore):
         )
         return self.record(rows[0][:16]) if rows else None
 
-    def records(self, hardware: str | None = None) -> Iterator[Record]:
-        sql = f"""SELECT {COLUMNS} FROM {JOINED} WHERE ? IS NULL OR h.digest = ?
+    def records(self, hardware: str | None = None, workload: str | None = None) -> Iterator[Record]:
+        given = {"h.digest": hardware, "w.key": workload}
+        wanted = [f"{column} = ?" for column, value in given.items() if value is not None]
+        sql = f"""SELECT {COLUMNS} FROM {JOINED} WHERE {" AND ".join(wanted) or "true"}
             ORDER BY {_IDENTITY}, r.created, r.digest"""
         with self._errors():
-            yield from (self.record(row) for row in self._db.execute(sql, [hardware, hardware]))
+            yield from (self.record(row) for row in self._db.execute(sql, [v for v in given.values() if v is not None]))
 
     @staticmethod
     def record(row: Sequence[Any]) -> Record:
@@ -356,7 +363,7 @@ class SqliteStore(RecordStore):
             dict(families),
         )
 
-    def _add_all(
+    def add_all(
         self,
         hardware: Sequence[RecordedHardware],
         workloads: Sequence[tuple[Workload, tuple[str, ...]]],

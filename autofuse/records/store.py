@@ -50,8 +50,8 @@ class RecordStore(abc.ABC):
         """
 
     @abc.abstractmethod
-    def records(self, hardware: str | None = None) -> Iterator[Record]:
-        """All records, of one hardware if given, ordered by identity, then time, then digest."""
+    def records(self, hardware: str | None = None, workload: str | None = None) -> Iterator[Record]:
+        """All records, of one hardware or workload if given, ordered by identity, then time, then digest."""
 
     @abc.abstractmethod
     def workloads(self) -> Iterator[Workload]:
@@ -89,7 +89,7 @@ class RecordStore(abc.ABC):
         """Counts of what is there."""
 
     @abc.abstractmethod
-    def _add_all(
+    def add_all(
         self,
         hardware: Sequence[RecordedHardware],
         workloads: Sequence[tuple[Workload, tuple[str, ...]]],
@@ -123,7 +123,7 @@ class RecordStore(abc.ABC):
     def merge(self, other: RecordStore) -> int:
         """Take over everything that `other` holds, all or nothing; the number of records that were new."""
         hardware = list(other.hardware())
-        added = self._add_all(
+        added = self.add_all(
             hardware, [(w, other.models(w.key)) for w in other.workloads()], list(other.forms()), list(other.records())
         )
         for row in hardware:
