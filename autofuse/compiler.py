@@ -220,6 +220,8 @@ def compile_model(
     for what, number in (("max_memory", max_memory), ("compile_allowance", compile_allowance)):
         if number is not None and not 0 <= number < math.inf:
             raise InputError(f"{what.replace('_', '-')} is {number}: give a number of 0 or more")
+    if fuel is not None and fuel < 0:
+        raise InputError(f"fuel is {fuel}: give a number of groups, 0 or more")
     analysed = analyse(
         model,
         target=target,

@@ -212,3 +212,11 @@ def test_an_output_of_unknown_shape(capfd: pytest.CaptureFixture[str]) -> None:
     source = model([node("NonZero", ["x"], ["places"])], {"x": [4, 4]}, ["places"])
     text = _line(capfd, source, ModelError)
     assert "'places'" in text and "run-time" in text
+
+
+def test_a_tensor_too_large_to_index(capfd: pytest.CaptureFixture[str]) -> None:
+    text = _line(capfd, _small(), InputError, input_shapes={"x": (1, 3, 65536, 32768)})
+    assert "input x" in text and "elements" in text and "smaller" in text
+    inner = model([node("Expand", ["x", "s"], ["e"]), node("Relu", ["e"], ["y"])], {"x": [1, 1]}, ["y"],
+                  {"s": np.array([65536, 65536])})  # fmt: skip
+    assert "value" in _line(capfd, inner, InputError)

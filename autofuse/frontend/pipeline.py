@@ -5,6 +5,7 @@ A source becomes a Relax module (ONNX: shapes fixed, simplified, imported), then
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +22,10 @@ from autofuse.frontend.pass_scales import fold_scales
 from autofuse.frontend.pass_simplify import simplify
 from autofuse.frontend.pass_split_concat import split_concat
 from autofuse.frontend.prepared import PreparedModel
-from autofuse.frontend.walk import dtype_of, static_shape
+from autofuse.frontend.walk import bindings, dtype_of, static_shape
+
+#: Elements of the largest tensor: generated code indexes with 32 bits.
+MOST_ELEMENTS = 2**31 - 1
 
 Pass = Callable[[tvm.IRModule], tvm.IRModule]
 
@@ -67,6 +71,7 @@ def prepare(
     imported = time.perf_counter()
     if not keep_reference:
         source.reference = None
+    _limit_sizes(source)
     module = _run_passes(source.module)
     function = module["main"]
     shapes, dtypes = _interface(function.params)
@@ -87,6 +92,21 @@ def prepare(
         seconds={"import": imported - started, "prepare": time.perf_counter() - imported},
         reference=source.reference,
     )
+
+
+def _limit_sizes(source: _Source) -> None:
+    """InputError for a value that 32-bit indices, which generated code uses, cannot address."""
+    function = source.module["main"]
+    names = source.input_names or tuple(str(p.name) for p in function.params)
+    values = [(f"input {n}", p) for n, p in zip(names, function.params, strict=False)]
+    values += [(f"value {b.var.name}", b.var) for b in bindings(function)]
+    for what, value in values:
+        shape = static_shape(value)
+        if shape is not None and math.prod(shape) > MOST_ELEMENTS:
+            raise InputError(
+                f"{what} of {source.name} has shape {shape}, {math.prod(shape):,} elements: more than the "
+                f"{MOST_ELEMENTS:,} that kernels can index; give smaller input shapes"
+            )
 
 
 class _Source:

@@ -50,7 +50,7 @@ def result_of(
 
 
 def _mb(size: int) -> str:
-    return f"{size / 2**20:.3g}"
+    return f"{size / 1e6:.3g}"
 
 
 def singles(problem: SearchProblem) -> list[int]:

@@ -13,7 +13,8 @@ import numpy as np
 
 from autofuse.cost.model import Candidate, CostModel
 from autofuse.graph.model import Graph, Group
-from autofuse.schedule.family import ScheduleFamily
+from autofuse.schedule.family import ScheduleFamily, beside
+from autofuse.schedule.registry import families
 from autofuse.search.problem import Choice, Thresholds
 from autofuse.target import Hardware
 
@@ -53,8 +54,8 @@ def choices_of(
     best = _best_of_each(found, cost_model, hardware, key)
     choices = []
     for legal in found:
-        cost, config, source, name = best[legal.signature]
-        choices.append(Choice(legal.group, cost, legal.family.name, config, source, name))
+        cost, family, config, source, name = best[legal.signature]
+        choices.append(Choice(legal.group, cost, family, config, source, name))
     alone = {c.group.members[0]: c.cost for c in choices if len(c.group.members) == 1 and not c.recomputed}
     for op in graph.operators:
         if op.index not in alone:
@@ -85,8 +86,11 @@ def choices_of(
 
 def _best_of_each(
     found: Sequence[_Legal], cost_model: CostModel, hardware: Hardware, key: KeyFunction | None
-) -> dict[Hashable, tuple[float, str, str, str]]:
-    """Signature → cost, configuration, source of the cost, workload key."""
+) -> dict[Hashable, tuple[float, str, str, str, str]]:
+    """Signature → cost, family, configuration, source of the cost, workload key.
+
+    Families beside the one that took a group compete with it: the cheapest configuration decides.
+    """
     first: dict[Hashable, _Legal] = {}
     for legal in found:
         first.setdefault(legal.signature, legal)
@@ -94,9 +98,8 @@ def _best_of_each(
     spans: dict[Hashable, tuple[int, int]] = {}
     for signature, legal in first.items():
         start = len(candidates)
-        candidates.extend(
-            Candidate(legal.group, legal.family, config) for config in legal.family.configs(legal.group, hardware)
-        )
+        for family in (legal.family, *beside(families(hardware.kind), legal.family, legal.group, hardware)):
+            candidates.extend(Candidate(legal.group, family, c) for c in family.configs(legal.group, hardware))
         spans[signature] = (start, len(candidates))
     costs = cost_model.costs(candidates)
     picks = [start + int(np.argmin(costs[start:end])) for start, end in spans.values()]
@@ -104,5 +107,6 @@ def _best_of_each(
     result = {}
     for signature, i, source in zip(spans, picks, sources, strict=True):
         name = key(first[signature].group) if key is not None else ""
-        result[signature] = (float(costs[i]), candidates[i].config.text, source, name)
+        chosen = candidates[i]
+        result[signature] = (float(costs[i]), chosen.family.name, chosen.config.text, source, name)
     return result

@@ -6,6 +6,7 @@ fewer kernels, the plans that the result may never be worse than, and the memory
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from autofuse.errors import PlanError
@@ -119,8 +120,8 @@ class DPStrategy(SearchStrategy):
         if not fitting:
             least = min(peak_memory(problem.graph, p) for p in plans)
             raise PlanError(
-                f"no plan keeps its tensors within {problem.max_memory / 2**20:.3g} MB: the smallest peak found is "
-                f"{least / 2**20:.4g} MB; raise --max-memory"
+                f"no plan keeps its tensors within {problem.max_memory / 1e6:.4g} MB: the smallest peak found is "
+                f"{math.ceil(least / 100) / 1e4:g} MB; raise --max-memory"
             )
         # Other orders of the same kernels might fit where this one does not: nothing is proved.
         return result_of(problem, min(fitting, key=lambda p: plan_cost(problem, p)), name, counters)

@@ -64,5 +64,9 @@ class HybridStrategy(SearchStrategy):
             free |= problem.choices[i].group.mask
         fixed = set(greedy) - opened
         allowed = [i for i, c in enumerate(problem.choices) if i in fixed or not c.group.mask & ~free]
+        reason = (
+            f"dp over the {free.bit_count()} operators around the {len(hot)} hottest of the critical path, greedy over "
+            f"the other {len(graph.operators) - free.bit_count()}"
+        )
         # The best of a part of the choices proves nothing about all of them.
-        return replace(DPStrategy().search_among(problem, allowed, self.name), proved_optimal=False)
+        return replace(DPStrategy().search_among(problem, allowed, self.name), proved_optimal=False, reason=reason)
