@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from records_samples import failure, fill, group, record
 
 from autofuse.errors import RecordError
-from autofuse.records import Form, MemoryStore, RecordStore, SqliteStore, Workload
+from autofuse.records import Form, MemoryStore, Record, RecordStore, SqliteStore, Workload
 from autofuse.records.groups import group_to_text
+from autofuse.records.schema import SCHEMA_VERSION
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -64,6 +69,14 @@ class TestEveryStore:
             extra.replace('"created":"2025-', '"created":"now-'),
             extra.replace('"message"', '"comment"'),
             extra.replace('"family_version":1', '"family_version":true'),
+            extra.replace('"family_version":1', f'"family_version":{10**30}'),
+            extra.replace('"samples":[0.001', f'"samples":[{10**400}'),
+            extra.replace('"message":""', r'"message":"\ud800"'),
+            extra.replace('"message":""', f'"message":{"[" * 100000}'),
+            extra.replace('"memory":[0.001', '"memory":[true'),
+            extra.replace('"memory":[0.001,', '"memory":['),
+            extra.replace('"memory":[0.001', '"memory":[{}'),
+            extra.replace('"reference":"arithmetic"', '"reference":"__import__"'),
         ):
             assert bad != extra
             path = tmp_path / "bad.jsonl"
@@ -80,3 +93,109 @@ class TestEveryStore:
                 store.import_lines(tmp_path / name)
         with pytest.raises(RecordError, match="cannot be read"):
             store.import_lines(tmp_path / "missing")
+
+
+def provenance(r: Record) -> tuple[object, ...]:
+    return (r.hardware, r.tvm_version, r.autofuse_version, r.family_version, r.tir_digest, r.created)
+
+
+class TestMerging:
+    def stores(self) -> list[RecordStore]:
+        """Three that overlap; one kernel was measured in each."""
+        found: list[RecordStore] = []
+        for n in range(3):
+            other = fill(MemoryStore())
+            other.add_workload(Workload("w1", "conv 1"), [f"net{n}"])
+            for r in (record(n), record(9), record(n, config=f"a={n}", tvm_version=f"0.{n}"), failure(n, config="b=1")):
+                other.add(r)
+            found.append(other)
+        return found
+
+    def merged(self, order: list[int], tmp_path: Path) -> bytes:
+        with SqliteStore(tmp_path / "together.db") as together:
+            for n in order:
+                together.merge(self.stores()[n])
+            together.export_lines(tmp_path / "together.jsonl")
+        (tmp_path / "together.db").unlink()
+        return (tmp_path / "together.jsonl").read_bytes()
+
+    def test_neither_order_nor_repetition_matters(self, tmp_path: Path) -> None:
+        once = self.merged([0, 1, 2], tmp_path)
+        assert self.merged([2, 0, 1], tmp_path) == once == self.merged([1, 1, 0, 2, 0], tmp_path)
+
+    def test_every_record_keeps_where_it_comes_from(self, tmp_path: Path) -> None:
+        together = MemoryStore()
+        for other in self.stores():
+            together.merge(other)
+        known = {r.digest: r for other in self.stores() for r in other.records()}
+        kept = {r.digest: r for r in together.records()}
+        assert kept.keys() == known.keys() and len(kept) == 10
+        assert all(provenance(kept[d]) == provenance(known[d]) for d in known)
+        assert together.models("w1") == ("net0", "net1", "net2", "resnet50")
+
+    def test_a_store_merged_into_itself_stays_as_it_was(self, store: RecordStore) -> None:
+        store.add(record())
+        assert store.merge(store) == 0 and len(list(store.records())) == 1
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("lines")
+    store = fill(MemoryStore())
+    store.add_form(Form("w1", "NCHW8c->", group_to_text(group())))
+    store.add(record())
+    store.add(failure(1, config="a=2"))
+    store.export_lines(folder / "a.jsonl")
+    return (folder / "a.jsonl").read_text(encoding="ascii").splitlines()
+
+
+class TestLines:
+    def test_are_sorted_compact_and_say_what_they_are(self, exported: list[str]) -> None:
+        objects = [json.loads(line) for line in exported]
+        assert objects[0] == {"type": "autofuse-records", "schema": SCHEMA_VERSION}
+        kinds = [o["type"] for o in objects]
+        assert kinds == ["autofuse-records", "hardware", "hardware", "workload", "workload", "form", "record", "record"]
+        assert [json.dumps(o, sort_keys=True, separators=(",", ":")) for o in objects] == exported
+
+    def test_the_documented_fields_are_those_that_are_written(self, exported: list[str]) -> None:
+        """docs/records.md has a table for every type of line."""
+        text = (Path(__file__).parent.parent / "docs" / "records.md").read_text(encoding="utf-8")
+        for line in exported[1:]:
+            value = json.loads(line)
+            section = text.split(f"#### `{value.pop('type')}`", 1)[1].split("####", 1)[0]
+            documented = {row.split("`")[1] for row in section.splitlines() if row.startswith("| `")}
+            assert documented == set(value), line
+
+    def test_a_new_record_is_one_new_line(self, exported: list[str], tmp_path: Path) -> None:
+        store = fill(MemoryStore())
+        store.add_form(Form("w1", "NCHW8c->", group_to_text(group())))
+        for r in (failure(1, config="a=2"), record(7, config="a=5"), record()):
+            store.add(r)
+        store.export_lines(tmp_path / "b.jsonl")
+        new = (tmp_path / "b.jsonl").read_text().splitlines()
+        assert len(new) == len(exported) + 1 and [line for line in new if line in exported] == exported
+
+    @settings(max_examples=300, deadline=None, derandomize=True)
+    @given(data=st.data())
+    def test_whatever_stands_in_a_line_is_taken_or_refused_with_one_line(
+        self, exported: list[str], data: st.DataObject
+    ) -> None:
+        """A field at random has another value at random; what was taken can be written to SQLite."""
+        place = data.draw(st.integers(1, len(exported) - 1))
+        value = json.loads(exported[place])
+        name = data.draw(st.sampled_from(sorted(value)))
+        odd = st.sampled_from(
+            ["", "ok", "\ud800", "\x00", 0, -1, 2**70, 1e300, 0.5, True, None, [], {}, [1], ["a"], [[1]]]
+        )
+        value[name] = data.draw(st.one_of(odd, st.lists(odd, max_size=2), st.dictionaries(st.just("memory"), odd)))
+        lines = [*exported[:place], json.dumps(value), *exported[place + 1 :]]
+        with tempfile.TemporaryDirectory() as folder, SqliteStore(Path(folder) / "r.db") as store:
+            (Path(folder) / "odd.jsonl").write_text("\n".join(lines) + "\n")
+            try:
+                store.import_lines(Path(folder) / "odd.jsonl")
+            except RecordError as error:
+                assert "\n" not in str(error) and "odd.jsonl" in str(error)
+                assert list(store.records()) == [] and list(store.workloads()) == []
+            else:
+                store.export_lines(Path(folder) / "again.jsonl")
+                assert MemoryStore().import_lines(Path(folder) / "again.jsonl") == 2

@@ -47,6 +47,8 @@ _FIELDS: Mapping[str, Mapping[str, type]] = {
         "created": str,
     },
 }
+_LARGEST = 2**31 - 1
+_LONGEST = 1e9  # seconds
 _CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 
 
@@ -97,8 +99,10 @@ def read(path: Path) -> MemoryStore:
                 _check_header(value)
             else:
                 _take(store, value)
+        except RecursionError as error:
+            raise RecordError(f"{path}:{number}: nested too deeply; nothing was imported") from error
         except (ValueError, RecordError) as error:
-            raise RecordError(f"{path}:{number}: {error}; nothing was imported") from error
+            raise RecordError(f"{path}:{number}: {one_line(error)}; nothing was imported") from error
     if not lines:
         raise RecordError(f"{path}: is empty; give a file that `autofuse records export` wrote")
     return store
@@ -129,6 +133,7 @@ def _take(store: MemoryStore, value: object) -> None:
     for name, wanted in fields.items():
         if not isinstance(value[name], wanted) or isinstance(value[name], bool):
             raise ValueError(f"{kind}.{name} is no {wanted.__name__}")
+    _check_text(value)
     if kind == "hardware":
         store.add_hardware(RecordedHardware(**value))
     elif kind == "workload":
@@ -140,18 +145,41 @@ def _take(store: MemoryStore, value: object) -> None:
         group_from_text(value["text"])  # a form that cannot be read is of no use to anybody
         store.add_form(Form(**value))
     else:
+        if not 0 < value["family_version"] <= _LARGEST:
+            raise ValueError(f"record.family_version {value['family_version']} is no version")
         if not _CREATED.fullmatch(value["created"]):
             raise ValueError(f"record.created {value['created']!r} is no UTC time")
         if not set(value["reference_samples"]) <= set(REFERENCES):
             raise ValueError("record.reference_samples has an unknown reference")
         value["samples"] = _times(value["samples"])
         value["reference_samples"] = {n: _times(t) for n, t in value["reference_samples"].items()}
-        store.add(Record(**value))
+        record = Record(**value)
+        if record.ok and any(len(times) != len(record.samples) for times in record.reference_samples.values()):
+            raise ValueError("record.reference_samples has not one time beside each sample")
+        store.add(record)
+
+
+def _check_text(value: object) -> None:
+    """Refuse text that no file can hold (half a character), wherever it stands."""
+    if isinstance(value, str):
+        value.encode()
+    elif isinstance(value, dict):
+        for name, content in value.items():
+            _check_text(name)
+            _check_text(content)
+    elif isinstance(value, list):
+        for content in value:
+            _check_text(content)
+
+
+def one_line(error: Exception) -> str:
+    """What an error says, on one line."""
+    return " ".join(str(error).split())
 
 
 def _times(values: object) -> tuple[float, ...]:
     if not isinstance(values, list) or not all(
-        isinstance(v, (int, float)) and not isinstance(v, bool) and 0 < v < float("inf") for v in values
+        isinstance(v, (int, float)) and not isinstance(v, bool) and 0 < v <= _LONGEST for v in values
     ):
         raise ValueError("samples are no list of positive times")
     return tuple(float(v) for v in values)
