@@ -118,6 +118,7 @@ GROUPS: Mapping[str, Mapping[str, Callable[[], Made]]] = {
         "3x3 relu": sketched(lambda s: convolution(s, kernel=(3, 3), padding=(1, 1, 1, 1))),
         "1x1 stride 2 relu add relu": sketched(residual),
     },
+    "winograd": {"3x3 relu": sketched(lambda s: convolution(s, kernel=(3, 3), padding=(1, 1, 1, 1)))},
     "depthwise": {"3x3 stride 2 sigmoid": sketched(depthwise)},
     "pool": {"max relu": sketched(pooling("max")), "avg relu": sketched(pooling("avg"))},
     "matmul": {

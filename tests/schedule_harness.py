@@ -22,6 +22,7 @@ from tvm import relax, te, tirx
 from autofuse.graph.model import Access, Graph, Group, MappingType, Operator, Role, Tensor, Work
 from autofuse.lower.operators import conv2d_blocked, depthwise_conv2d_blocked, pool2d, unblock_channels
 from autofuse.schedule.family import Configuration, ScheduleFamily
+from autofuse.schedule.preparations import prepare
 from autofuse.target import Hardware
 
 HARDWARE = Hardware()
@@ -288,16 +289,18 @@ class Case:
             built = tvm.compile(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), target())
         return built["main"]
 
-    def arrays(self) -> tuple[list[Any], list[Any]]:
-        """Operands and results (filled with NaN) as runtime tensors."""
+    def arrays(self, prepared: Mapping[int, str] | None = None) -> tuple[list[Any], list[Any]]:
+        """Operands (those of `prepared` in that form) and results (filled with NaN) as runtime tensors."""
         device = tvm.cpu()
-        given = [tvm.runtime.tensor(p.answer, device) for p in self.parameters]
+        forms = prepared or {}
+        values = [prepare(forms[i], p.answer) if i in forms else p.answer for i, p in enumerate(self.parameters)]
+        given = [tvm.runtime.tensor(value, device) for value in values]
         empty = [tvm.runtime.tensor(np.full(o.answer.shape, np.nan, "float32"), device) for o in self.outputs]
         return given, empty
 
-    def error(self, func: tirx.PrimFunc) -> float:
+    def error(self, func: tirx.PrimFunc, prepared: Mapping[int, str] | None = None) -> float:
         """Largest error of a scheduled function over all results, relative to the largest value of each."""
-        given, empty = self.arrays()
+        given, empty = self.arrays(prepared)
         self.build(func)(*given, *empty)
         worst = 0.0
         for tensor, output in zip(empty, self.outputs, strict=True):
@@ -320,7 +323,8 @@ class Case:
             assert type(config).parse(config.text) == config
             shape = family.shape(self.group, config, hardware)
             assert shape.tasks >= 1 and shape.recompute >= 1 and shape.memory_bytes > 0
-            error = self.error(family.apply(self.func, self.group, config, hardware))
+            scheduled = family.apply(self.func, self.group, config, hardware)
+            error = self.error(scheduled, family.prepared(self.group, config))
             assert error < tolerance, f"{family.name} {config.text}: error {error:.2e}"
         return len(offered if configs is None else configs)
 

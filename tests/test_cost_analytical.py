@@ -315,3 +315,14 @@ def test_a_copy_before_the_main_loop_is_not_hidden() -> None:
     traffic = max(bare["l2"], bare["l3"], bare["memory"])
     assert bare["exposed"] == pytest.approx(0.5 * min(traffic, bare["compute"]))
     assert bare["total"] == pytest.approx(hidden["total"] + bare["exposed"])
+
+
+def test_a_fast_algorithm_trades_multiply_adds_for_additions() -> None:
+    group = one(Work(fma=1 << 20), 1 << 10)
+    plain = terms(group, FULL)
+    fast = terms(group, replace(FULL, fma_ratio=0.25, extra_simple=1 << 16))
+    assert fast["fma"] == pytest.approx(plain["fma"] / 4)
+    assert plain["simple"] == 0 and fast["simple"] == pytest.approx((1 << 16) / MACHINE.simple_per_second)
+    assert fast["total"] < plain["total"]
+    view = terms(group, replace(FULL, loops=0, extra_simple=1 << 16))
+    assert view["compute"] == 0

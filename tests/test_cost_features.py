@@ -88,6 +88,13 @@ def test_shape_features() -> None:
     assert v["task_flops"] == pytest.approx(log((2 * 7680 + 640) / 6))
 
 
+def test_saved_multiply_adds_and_added_operations_are_features() -> None:
+    v = values(Group.of(network(), [0, 1, 2]), replace(FULL, fma_ratio=0.25, extra_simple=1023))
+    assert v["fma_ratio"] == 0.25 and v["extra_simple"] == pytest.approx(10)
+    v = values(Group.of(network(), [0, 1, 2]))
+    assert v["fma_ratio"] == 1 and v["extra_simple"] == 0
+
+
 def test_terms_are_logarithms_of_the_analytical_models() -> None:
     group = Group.of(network(), [0, 1, 2])
     v = values(group, replace(FULL, tasks=3))

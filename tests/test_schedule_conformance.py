@@ -29,7 +29,8 @@ def network() -> onnx.ModelProto:
     nodes = [
         node("Conv", ["x", "w0"], ["a"], pads=[1, 1, 1, 1]),
         node("Relu", ["a"], ["b"]),
-        node("MaxPool", ["b"], ["c"], kernel_shape=[2, 2], strides=[2, 2]),
+        node("Conv", ["b", "w4"], ["b2"], pads=[1, 1, 1, 1]),
+        node("MaxPool", ["b2"], ["c"], kernel_shape=[2, 2], strides=[2, 2]),
         node("Conv", ["c", "w1"], ["d"], pads=[1, 1, 1, 1], group=16),
         node("GlobalAveragePool", ["d"], ["e"]),
         node("Conv", ["e", "w2"], ["f"]),
@@ -51,6 +52,7 @@ def network() -> onnx.ModelProto:
         weight("w1", 16, 1, 3, 3),
         weight("w2", 16, 16, 1, 1),
         weight("w3", 36, 40),
+        weight("w4", 16, 16, 3, 3),
         weight("gamma", 36),
         weight("beta", 36),
         numpy_helper.from_array(np.array([16, 36]), "rows"),

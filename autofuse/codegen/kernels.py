@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,6 +37,13 @@ class Kernel:
     name: str
     func: Any
     plain: bool = False
+
+    @property
+    def prepared(self) -> Mapping[int, str]:
+        """The constants that it reads in another form: position among the group's inputs → preparation."""
+        if self.plain or self.func is None:
+            return {}
+        return self.assignment.family.prepared(self.assignment.group, self.assignment.config)
 
 
 class KernelBuilder:

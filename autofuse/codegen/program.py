@@ -1,4 +1,8 @@
-"""Kernels in order → a Relax program that calls them; its weights become parameters."""
+"""Kernels in order → a Relax program that calls them; its weights become parameters.
+
+A constant that a kernel wants in another form is a weight of its own, once for each form; the constant as the model has
+it is a weight only if something reads it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,8 @@ from tvm import relax
 
 from autofuse.codegen.fuse import kernel_type
 from autofuse.codegen.kernels import Kernel
-from autofuse.graph.model import Graph, Role
+from autofuse.graph.model import Graph, Role, Tensor
+from autofuse.schedule.preparations import prepare, prepared_shape
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,20 @@ class Program:
 
 def _needs(graph: Graph, unit: Kernel | int) -> tuple[int, ...]:
     return graph.operators[unit].inputs if isinstance(unit, int) else unit.assignment.group.inputs
+
+
+def _reads(graph: Graph, unit: Kernel | int) -> list[tuple[int, str]]:
+    """The tensors that a unit reads, in order, each with the form in which it wants it ("" as it is)."""
+    needs = _needs(graph, unit)
+    forms = {} if isinstance(unit, int) else unit.prepared
+    for position in forms:
+        if graph.tensors[needs[position]].role is not Role.CONSTANT:
+            raise ValueError(f"{graph.tensors[needs[position]].name} is no constant: it cannot be prepared")
+    return [(t, forms.get(position, "")) for position, t in enumerate(needs)]
+
+
+def _weight_type(tensor: Tensor, form: str) -> Any:
+    return relax.TensorType(list(prepared_shape(form, tensor.shape)), tensor.dtype) if form else kernel_type(tensor)
 
 
 def _gives(graph: Graph, unit: Kernel | int) -> tuple[int, ...]:
@@ -92,10 +111,11 @@ def assemble(
     params = [relax.Var(p.name, p.ty) for p in source.params]
     values: dict[int, Any] = dict(zip(graph.inputs, params, strict=True))
     ordered = order_kernels(kernels, opaque, graph)
-    read = [t for unit in ordered for t in _needs(graph, unit)] + list(graph.outputs)
-    used = [t for t in dict.fromkeys(read) if graph.tensors[t].role is Role.CONSTANT]
-    weights = [relax.Var(f"weight{n}", kernel_type(graph.tensors[t])) for n, t in enumerate(used)]
-    values.update(zip(used, weights, strict=True))
+    read = [item for unit in ordered for item in _reads(graph, unit)] + [(t, "") for t in graph.outputs]
+    used = [(t, form) for t, form in dict.fromkeys(read) if graph.tensors[t].role is Role.CONSTANT]
+    weights = [relax.Var(f"weight{n}", _weight_type(graph.tensors[t], form)) for n, (t, form) in enumerate(used)]
+    prepared = {item: weight for item, weight in zip(used, weights, strict=True) if item[1]}
+    values.update({t: weight for (t, form), weight in zip(used, weights, strict=True) if not form})
     functions: dict[str, Any] = {}
     with builder.function("main", [*params, *weights], attrs={"num_input": len(params)}):
         with builder.dataflow():
@@ -112,7 +132,7 @@ def assemble(
                 if unit.name not in functions:
                     functions[unit.name] = builder.add_func(unit.func, unit.name)
                 types = [kernel_type(graph.tensors[t]) for t in group.outputs]
-                args = [values[t] for t in group.inputs]
+                args = [prepared[t, form] if form else values[t] for t, form in _reads(graph, unit)]
                 call = builder.emit(relax.call_tir(functions[unit.name], args, types[0] if len(types) == 1 else types))
                 if len(types) == 1:
                     values[group.outputs[0]] = call
@@ -123,7 +143,11 @@ def assemble(
             single = isinstance(source.body.body.ty, relax.TensorType)
             output = builder.emit_output(results[0] if single else builder.normalize(relax.Tuple(results)))
         builder.emit_func_output(output)
-    return Program(builder.get(), tuple(constants[t] for t in used), tuple(ordered))
+    return Program(builder.get(), tuple(_weight(constants[t], form) for t, form in used), tuple(ordered))
+
+
+def _weight(constant: Any, form: str) -> Any:
+    return tvm.runtime.tensor(prepare(form, constant.numpy())) if form else constant
 
 
 def _emit_opaque(

@@ -33,7 +33,7 @@ Terms = dict[str, Array]
 SHAPE_FIELDS = (
     "tasks", "vector_fill", "accumulators", "independent_chains", "recompute", "loads_per_fma",
     "l1_bytes", "l2_bytes", "l3_bytes", "memory_bytes", "footprint", "loops",
-    "scattered", "exposed",
+    "scattered", "exposed", "fma_ratio", "extra_simple",
 )  # fmt: skip
 
 # Chains that keep the FMA units busy: 2 units × 4 cycles (Skylake and later, Zen 3 and later; 10 on Haswell and Zen 2,
@@ -147,10 +147,10 @@ class AnalyticalCostModel(CostModel):
         return self.evaluate(quantities, shape_matrix(shapes))
 
     def evaluate(self, quantities: Array, shape: Array) -> Terms:
-        """`terms` from plain numbers: quantities (n, 8) of `group_quantities`, shape (n, 14) of `shape_matrix`."""
+        """`terms` from plain numbers: quantities (n, 8) of `group_quantities`, shape (n, 16) of `shape_matrix`."""
         h = self.hardware
         tasks, fill, accumulators, chains, recompute, loads, l1, l2, l3, compulsory, footprint = shape.T[:11]
-        loops, scattered, exposed = shape.T[11:]
+        loops, scattered, exposed, fma_ratio, extra_simple = shape.T[11:]
         tasks = np.maximum(tasks, 1.0)
         # Tasks run in waves of `cores`; a last wave that is not full leaves cores idle. One task: one core.
         speedup = tasks / np.ceil(tasks / h.cores)
@@ -158,6 +158,9 @@ class AnalyticalCostModel(CostModel):
         # A view has no loop nest: nothing is computed or moved.
         runs = (loops > 0).astype(np.float64)
         quantities = quantities * runs[:, None]
+        # What a schedule executes: a fast algorithm trades multiply-adds for additions.
+        quantities[:, 0] *= fma_ratio
+        quantities[:, 2] += extra_simple * runs
         result = self._work(quantities, lanes, accumulators, chains, loads)
         work = result["fma"] + result["simple"] + result["compare"] + result["divide"] + result["special"]
         result["scatter"] = scattered * SCATTER_CYCLES / h.frequency_hz

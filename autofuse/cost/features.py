@@ -21,7 +21,7 @@ from autofuse.graph.model import Graph, Group, MappingType, Operator, Role
 from autofuse.schedule.family import Configuration, KernelShape
 from autofuse.target import Hardware
 
-FEATURE_VERSION = 2
+FEATURE_VERSION = 3  # 3: fma_ratio and extra_simple, for algorithms that save multiply-adds
 
 
 class Feature(NamedTuple):
@@ -90,6 +90,8 @@ _SHAPE = (
     Feature("loops", "loop nests", "loop nests executed one after another"),
     Feature("scattered", "log2 elements", "elements moved one by one"),
     Feature("exposed", "share", "traffic whose time no computation hides"),
+    Feature("fma_ratio", "ratio", "multiply-adds executed over the work's"),
+    Feature("extra_simple", "log2 operations", "additions and multiplications executed beyond the work"),
     Feature("footprint_l1", "log2 ratio", "working set over L1"),
     Feature("footprint_l2", "log2 ratio", "working set over L2"),
     Feature("footprint_l3", "log2 ratio", "working sets of all running tasks over L3"),
@@ -259,7 +261,7 @@ _GROUP_LOGS = np.array([f.unit.startswith("log2") for f in _GROUP])
 def _shape_columns(shape: NDArray[np.float64], flops: NDArray[np.float64], h: Hardware) -> NDArray[np.float64]:
     """The _SHAPE features, from the columns of `shape_matrix` and each candidate's flops."""
     tasks, fill, accumulators, chains, recompute, loads, l1, l2, l3, compulsory, footprint = shape.T[:11]
-    loops, scattered, exposed = shape.T[11:]
+    loops, scattered, exposed, fma_ratio, extra_simple = shape.T[11:]
     tasks = np.maximum(tasks, 1.0)
     waves = np.ceil(tasks / h.cores)
     log = np.log2
@@ -278,6 +280,8 @@ def _shape_columns(shape: NDArray[np.float64], flops: NDArray[np.float64], h: Ha
             loops,
             log(1 + scattered),
             exposed,
+            fma_ratio,
+            log(1 + extra_simple),
             log(1 + footprint / h.l1_bytes),
             log(1 + footprint / h.l2_bytes),
             log(1 + footprint * np.minimum(tasks, h.cores) / h.l3_bytes),

@@ -69,11 +69,12 @@ def module_request(
     outputs: int,
     options: Mapping[str, Any] | None = None,
     ranges: Mapping[int, tuple[float, float]] | None = None,
+    prepared: Mapping[int, tuple[str, tuple[int, ...]]] | None = None,
 ) -> BuildRequest:
     """A request to build the only PrimFunc of `module`, whose last `outputs` parameters are written.
 
-    `ranges`: parameter → (low, high) of what it may be filled with (indices of a gather). ValueError for a module that
-    is not one PrimFunc with static shapes.
+    `ranges`: parameter → (low, high) of what it may be filled with (indices of a gather). `prepared`: parameter →
+    (preparation, shape before it). ValueError for a module that is not one PrimFunc with static shapes.
     """
     import tvm
 
@@ -87,8 +88,8 @@ def module_request(
     arguments = []
     for i, param in enumerate(func.params):
         low, high = (ranges or {}).get(i, (-1.0, 1.0))
-        shape = tuple(int(extent) for extent in param.shape)
-        arguments.append(ArgumentSpec(shape, str(param.dtype), i >= first, low, high))
+        form, shape = (prepared or {}).get(i, ("", tuple(int(extent) for extent in param.shape)))
+        arguments.append(ArgumentSpec(shape, str(param.dtype), i >= first, low, high, form))
     return BuildRequest(
         key,
         candidate,

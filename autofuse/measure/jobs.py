@@ -15,13 +15,18 @@ from autofuse.records.record import rounded
 
 @dataclass(frozen=True)
 class ArgumentSpec:
-    """One parameter of a kernel. Inputs are filled with numbers in [low, high] (integers: both ends included)."""
+    """One parameter of a kernel. Inputs are filled with numbers in [low, high] (integers: both ends included).
+
+    preparation: the form in which the kernel takes an input (`schedule/preparations.py`); `shape` is that of the input
+    itself, which is filled first: the right outputs do not depend on the form.
+    """
 
     shape: tuple[int, ...]
     dtype: str = "float32"
     output: bool = False
     low: float = -1.0
     high: float = 1.0
+    preparation: str = ""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from autofuse.measure.local import thread_environment
 from autofuse.measure.oracle import NotEvaluated, evaluate
 from autofuse.measure.order import CollectItem
 from autofuse.measure.process import ChildProcess, Outcome
-from autofuse.schedule.family import ScheduleFamily
+from autofuse.schedule.family import ScheduleFamily, beside
 from autofuse.target import Hardware
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def items_of(
 ) -> list[CollectItem]:
     """Items for `groups` with the first `configs` configurations of each group's first family that matches.
 
-    `planned`: the groups of present plans. Groups that no family matches, or that compute nothing, are left out.
+    Families that stand beside it add as many. `planned`: the groups of present plans. Groups that no family matches, or
+    that compute nothing, are left out.
     """
     items = []
     for group in groups:
@@ -53,8 +54,9 @@ def items_of(
         if family is None or family.name == _NO_KERNEL:
             continue
         key, text = workload_key(group), canonical_text(group)
-        for config in list(family.configs(group, hardware))[:configs]:
-            items.append(CollectItem(Candidate(group, family, config), key, text, model, group in planned))
+        for one in (family, *beside(families, family, group, hardware)):
+            for config in list(one.configs(group, hardware))[:configs]:
+                items.append(CollectItem(Candidate(group, one, config), key, text, model, group in planned))
     return items
 
 
@@ -80,7 +82,8 @@ class KernelSource:
         func = candidate.family.apply(
             model.fuser.fuse(candidate.group), candidate.group, candidate.config, model.hardware
         )
-        return self._request(model, candidate.group, func, item.key, text, library)
+        forms = candidate.family.prepared(candidate.group, candidate.config)
+        return self._request(model, candidate.group, func, item.key, text, library, forms)
 
     def reference(self, candidate: Candidate, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]] | None:
         """The right outputs for `inputs` (as the kernel stores them), None if the group is too large to check.
@@ -106,7 +109,10 @@ class KernelSource:
             with np.load(asked["outputs"], allow_pickle=False) as file:
                 return [file[f"arr_{i}"] for i in range(len(group.outputs))]
 
-    def _request(self, model: Analysed, group: Group, func: Any, key: str, text: str, library: Path) -> BuildRequest:
+    def _request(
+        self, model: Analysed, group: Group, func: Any, key: str, text: str, library: Path,
+        forms: Mapping[int, str] | None = None,
+    ) -> BuildRequest:  # fmt: skip
         import tvm
 
         from autofuse.codegen.build import PASS_CONFIG
@@ -120,6 +126,7 @@ class KernelSource:
             len(group.outputs),
             PASS_CONFIG,
             index_ranges(group),
+            {i: (form, group.graph.tensors[group.inputs[i]].shape) for i, form in (forms or {}).items()},
         )
 
     def close(self) -> None:

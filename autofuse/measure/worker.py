@@ -10,9 +10,10 @@ import tvm
 from numpy.typing import NDArray
 
 from autofuse.measure.child import Handler
-from autofuse.measure.jobs import MeasureJob, fill_inputs
+from autofuse.measure.jobs import ArgumentSpec, MeasureJob, fill_inputs
 from autofuse.measure.references import build_references
 from autofuse.measure.timing import take_samples
+from autofuse.schedule.preparations import prepare
 
 
 def factory() -> Handler:
@@ -22,7 +23,7 @@ def factory() -> Handler:
     def handle(request: dict[str, Any]) -> dict[str, Any]:
         job = MeasureJob.from_dict(request)
         kernel = tvm.runtime.load_module(job.library)[job.function]
-        inputs = iter(fill_inputs(job.arguments, job.seed))
+        inputs = iter(kernel_inputs(job.arguments, job.seed))
         arrays = [_poison(a.shape, a.dtype) if a.output else next(inputs) for a in job.arguments]
         tensors = [tvm.runtime.tensor(array) for array in arrays]
         kernel(*tensors)
@@ -56,6 +57,13 @@ def evaluator() -> Handler:
         return {}
 
     return handle
+
+
+def kernel_inputs(arguments: Sequence[ArgumentSpec], seed: int) -> list[NDArray[Any]]:
+    """What a kernel is called with: the inputs of `fill_inputs`, each in the form in which the kernel takes it."""
+    specs = [spec for spec in arguments if not spec.output]
+    filled = fill_inputs(arguments, seed)
+    return [prepare(s.preparation, a) if s.preparation else a for s, a in zip(specs, filled, strict=True)]
 
 
 def _poison(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:

@@ -6,7 +6,7 @@ Matching, configurations and shapes work on the plain graph, without TVM; only `
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar
@@ -76,6 +76,8 @@ class KernelShape:
     footprint: working set of one task.  loops: loop nests executed one after another inside the kernel.
     scattered: elements that are moved one by one, since no vector holds them together.
     exposed: share (0..1) of the traffic whose time no computation hides: what a loop of its own copies first.
+    fma_ratio: multiply-adds executed / those of the group's work (below 1 for a fast algorithm).
+    extra_simple: scalar additions and multiplications that the schedule executes beyond the group's work.
     """
 
     tasks: int
@@ -92,17 +94,22 @@ class KernelShape:
     loops: int = 1
     scattered: int = 0
     exposed: float = 0.0
+    fma_ratio: float = 1.0
+    extra_simple: int = 0
 
 
 class ScheduleFamily(abc.ABC):
     """A parametrised way to schedule a kind of group. Implementations are stateless and safe to share.
 
     `version` goes up whenever the TIR that a configuration gives changes: records of older versions are not used.
+    `beside`: whether its configurations compete with those of the first family that takes a group, instead of the
+    family being that first one. Such a family takes only what a family before it in the registry takes too.
     """
 
     name: ClassVar[str]
     version: ClassVar[int]
     configuration: ClassVar[type[Configuration]]
+    beside: ClassVar[bool] = False
 
     @abc.abstractmethod
     def match(self, group: Group, hardware: Hardware) -> Refusal | None:
@@ -116,9 +123,26 @@ class ScheduleFamily(abc.ABC):
     def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
         """What `config` makes of the group, for the cost models."""
 
+    def prepared(self, group: Group, config: Any) -> Mapping[int, str]:
+        """The constants that the kernel wants in another form: position among `group.inputs` → preparation.
+
+        The texts are those of `autofuse.schedule.preparations`; the function's parameter has the prepared shape.
+        """
+        return {}
+
     @abc.abstractmethod
     def apply(self, func: PrimFunc, group: Group, config: Any, hardware: Hardware) -> PrimFunc:
         """Schedule the fused, unscheduled `func` (from FuseTIR; parameters: group.inputs then group.outputs).
 
+        Parameters that `prepared` names get the prepared shape.
+
         Raises autofuse.schedule.ScheduleError when the TIR does not have the form that `match` promised.
         """
+
+
+def beside(
+    families: Sequence[ScheduleFamily], family: ScheduleFamily, group: Group, hardware: Hardware
+) -> list[ScheduleFamily]:
+    """Those of `families` that compete with `family`, one of them, for a group that it takes."""
+    others = [f for f in families if f.beside and f is not family]
+    return [f for f in others if f.match(group, hardware) is None] if others and family in families else []

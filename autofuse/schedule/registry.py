@@ -9,7 +9,10 @@ from autofuse.schedule.family import ScheduleFamily
 
 @cache
 def families(kind: str = "cpu") -> tuple[ScheduleFamily, ...]:
-    """The families for a kind of target, most specific first: the first that matches a group is preferred."""
+    """The families for a kind of target, most specific first: the first that matches a group is preferred.
+
+    Families that stand beside others come after those that take the same groups.
+    """
     if kind != "cpu":
         return ()
     from autofuse.schedule.cpu.conv2d import Conv2dFamily
@@ -22,10 +25,12 @@ def families(kind: str = "cpu") -> tuple[ScheduleFamily, ...]:
     from autofuse.schedule.cpu.rows import RowsFamily
     from autofuse.schedule.cpu.staged import StagedFamily
     from autofuse.schedule.cpu.view import ViewFamily
+    from autofuse.schedule.cpu.winograd import WinogradFamily
 
     return (
         ConvPoolFamily(),
         Conv2dFamily(),
+        WinogradFamily(),
         DepthwiseFamily(),
         PoolFamily(),
         MatmulFamily(),

@@ -404,8 +404,10 @@ def _reduction(block: Any, store: Any, name: str) -> tuple[str, Any, Any]:
     raise ScheduleError(f"block {name} reduces in a way that is not known")
 
 
-def finish(program: Program, body: Any) -> Any:
-    """A function with the parameters of the program's and `body` as its loops, marked as scheduled."""
+def finish(program: Program, body: Any, params: Sequence[Any] | None = None) -> Any:
+    """A function with `params` (by default the program's) and `body` as its loops, marked as scheduled."""
     func = program.func
     root = SBlockRealize([], tirx.const(True, "bool"), SBlock([], [], [], "root", body))
-    return tirx.PrimFunc(func.params, root, attrs=func.attrs).with_attr("tirx.is_scheduled", True)
+    return tirx.PrimFunc(func.params if params is None else list(params), root, attrs=func.attrs).with_attr(
+        "tirx.is_scheduled", True
+    )

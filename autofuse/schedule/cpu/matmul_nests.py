@@ -71,6 +71,33 @@ def _replace(expr: Any, values: Mapping[Any, Any]) -> Any:
     return tvm_ffi.structural_map(expr, (tirx.Var, lambda v: values.get(v, v)))
 
 
+def followers(program: Program, anchor: Stage, after: Sequence[Stage]) -> dict[Any, Follower]:
+    """Where every stage after the anchor takes its elements from, by its buffer; the anchor's own with them.
+
+    ScheduleError for a stage that mixes different elements of the anchor.
+    """
+    extents = anchor.shape
+    known = {anchor.buffer: Follower(program, anchor, anchor.iters, extents)}
+    for var, extent in zip(anchor.iters, extents, strict=True):
+        program.bound(var, extent)
+    for stage in after:
+        for var, extent in zip(stage.iters, stage.shape, strict=True):
+            program.bound(var, extent)
+        found: list[Any] | None = None
+        for load in stage.loads:
+            source = known.get(load.source)
+            if source is None:
+                continue
+            here = [program.simplify(c) for c in source.source(list(load.indices))]
+            if found is not None and not all(program.same(a, b) for a, b in zip(found, here, strict=True)):
+                raise ScheduleError(f"stage {stage.name} mixes different elements of {anchor.name}")
+            found = here
+        if found is None:
+            raise ScheduleError(f"stage {stage.name} does not read {anchor.name}")
+        known[stage.buffer] = Follower(program, stage, found, extents)
+    return known
+
+
 class MatmulNests(OperandNests):
     """Builds the kernel of one product."""
 
@@ -79,34 +106,9 @@ class MatmulNests(OperandNests):
         self.columns = Cut(product.columns, config.jt * self.block)
         after = self.program.downstream(self.anchor)
         before = [s for s in self.program.stages if s is not self.anchor and s not in after]
-        self.followers: dict[Any, Follower] = {}
         self.kept = self.program.kept(after)
-        if not product.along_rows:
-            self._follow(after)
+        self.followers = {} if product.along_rows else followers(self.program, self.anchor, after)
         self.first, self.homes = whole_stages(self.nest, self.program.kept(before), lanes)
-
-    def _follow(self, after: Sequence[Stage]) -> None:
-        """Where every stage after the product takes its elements from."""
-        extents = self.anchor.shape
-        known = {self.anchor.buffer: Follower(self.program, self.anchor, self.anchor.iters, extents)}
-        for var, extent in zip(self.anchor.iters, extents, strict=True):
-            self.program.bound(var, extent)
-        for stage in after:
-            for var, extent in zip(stage.iters, stage.shape, strict=True):
-                self.program.bound(var, extent)
-            found: list[Any] | None = None
-            for load in stage.loads:
-                source = known.get(load.source)
-                if source is None:
-                    continue
-                here = [self.program.simplify(c) for c in source.source(list(load.indices))]
-                if found is not None and not all(self.program.same(a, b) for a, b in zip(found, here, strict=True)):
-                    raise ScheduleError(f"stage {stage.name} mixes different elements of the product")
-                found = here
-            if found is None:
-                raise ScheduleError(f"stage {stage.name} does not read the product")
-            known[stage.buffer] = Follower(self.program, stage, found, extents)
-        self.followers = known
 
     # -- the kernel --------------------------------------------------------------------------------------------
 

@@ -1,0 +1,284 @@
+"""Schedule family of blocked 3×3 convolutions by Winograd's minimal filtering: F(2×2, 3×3) and F(4×4, 3×3).
+
+Tiles of (m + 2)² values become (m + 2)² products instead of 9·m² multiply-adds a channel pair: 2.25 times fewer with
+m = 2, 4 times with m = 4 (Lavin and Gray, Fast algorithms for convolutional neural networks, CVPR 2016). The weights
+are transformed when the model is compiled (`schedule/preparations.py`). It competes with direct convolution: the
+family stands beside `conv2d`.
+
+Error: in float32 the results differ from exact ones by at most ERROR[m] of the largest result (tested against float64
+for operands without a bias towards one sign; direct convolution: about 1e-6). Sums over more than MOST_CHANNELS input
+channels are left to m = 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from autofuse.graph.model import Group, Role
+from autofuse.graph.reasons import Refusal
+from autofuse.schedule.cpu import window as W
+from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily, remembered
+from autofuse.schedule.preparations import winograd_text
+from autofuse.target import Hardware
+
+if TYPE_CHECKING:
+    from tvm.tirx import PrimFunc
+
+#: Largest error of a result, relative to the largest result, by m.
+ERROR: Mapping[int, float] = {2: 1e-5, 4: 1e-4}
+#: Input channels up to which F(4×4) keeps its bound.
+MOST_CHANNELS = 2048
+# Multiply-adds below which transforms and parallel regions outweigh what is saved.
+_LEAST_WORK = 200_000
+# Additions and multiplications of a transform in one dimension, by m: of m + 2 data, of m + 2 products.
+_INPUT_OPERATIONS = {2: 4, 4: 18}
+_OUTPUT_OPERATIONS = {2: 4, 4: 14}
+
+
+@dataclass(frozen=True)
+class WinogradConfiguration(Configuration):
+    """F(m×m, 3×3). Register tile: `nb` channel blocks × `mt` tiles of data.
+
+    rows: rows of tiles (over the whole batch) that pass by a block of weights together. cob: channel tiles whose
+    products are kept until the inverse transform. split: 0 a task transforms its own rows of data and makes all their
+    channels; 1 all data is transformed before, a task then makes `cob` channel tiles of `rows` rows. parallel: 0 runs
+    on the calling thread.
+    """
+
+    m: int
+    nb: int
+    mt: int
+    rows: int
+    cob: int
+    split: int
+    parallel: int
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A 3×3 convolution: `oc` and `ic` channel blocks of `lanes`; `weight`: its weights' place among group.inputs."""
+
+    n: int
+    oc: int
+    oh: int
+    ow: int
+    ic: int
+    height: int
+    width: int
+    top: int
+    left: int
+    padded: bool
+    lanes: int
+    weight: int
+
+    def tiles(self, m: int) -> tuple[int, int]:
+        """Rows of tiles over the whole batch, tiles in a row."""
+        return self.n * -(-self.oh // m), -(-self.ow // m)
+
+
+@remembered
+def layer_of(group: Group, lanes: int) -> Layer | Refusal:
+    """The group's layer, or why it is none for this family."""
+    found = W.parse(group, ("nn.conv2d",), ("blocked",))
+    if isinstance(found, Refusal):
+        return found
+    anchor = found.anchor
+    where = (anchor.index,)
+    shape, attrs = found.weight.shape, anchor.attrs
+    if len(shape) != 6 or shape[2:4] != (3, 3):
+        return Refusal("kernel", f"{anchor.name} has no 3x3 kernel", where)
+    if W.pair(attrs, "strides", 1) != (1, 1) or W.pair(attrs, "dilation", 1) != (1, 1):
+        return Refusal("strides", f"{anchor.name} has strides or a dilation", where)
+    if int(str(attrs.get("groups", 1))) != 1:
+        return Refusal("groups", f"{anchor.name} is grouped", where)
+    if shape[4:] != (lanes, lanes) or len(found.data.shape) != 5 or found.out.shape[-1] != lanes:
+        return Refusal("layout", f"{anchor.name} is not in blocks of {lanes} channels", where)
+    if found.weight.role is not Role.CONSTANT:
+        return Refusal("weights", f"the weights of {anchor.name} are no constant", where)
+    if sum(op.inputs.count(found.weight.index) for op in group.operators) != 1:
+        return Refusal("weights", f"the weights of {anchor.name} are read by another operator", where)
+    for op in found.epilogue:
+        changed = found.tensor(op.outputs[0]).shape
+        if op.kind == "layout_change" and changed[1] != shape[0] * lanes:
+            return Refusal("layout", f"{op.name} leaves out channels that fill a block", (op.index,))
+    if anchor.work.fma < _LEAST_WORK:
+        return Refusal("small", f"{anchor.name} is too small for transforms to pay", where)
+    n, oc, oh, ow, _ = found.out.shape
+    padding = W.pair(attrs, "padding", 0)
+    height, width = found.data.shape[2:4]
+    return Layer(
+        n, oc, oh, ow, shape[1], height, width, padding[0], padding[1], any(padding), lanes,
+        group.inputs.index(found.weight.index),
+    )  # fmt: skip
+
+
+class WinogradFamily(ScheduleFamily):
+    """See the module's description."""
+
+    name: ClassVar[str] = "winograd"
+    version: ClassVar[int] = 1
+    configuration: ClassVar[type[Configuration]] = WinogradConfiguration
+    beside: ClassVar[bool] = True
+
+    def match(self, group: Group, hardware: Hardware) -> Refusal | None:
+        """One blocked 3×3 convolution of stride 1 with constant weights; elementwise operators around it."""
+        found = layer_of(group, hardware.lanes)
+        return found if isinstance(found, Refusal) else None
+
+    def configs(self, group: Group, hardware: Hardware) -> Sequence[WinogradConfiguration]:
+        """For m = 4 and 2 the best register tiles, each with the tasks that suit the size of weights and data."""
+        return _configurations(self._layer(group, hardware), hardware)
+
+    def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
+        """Multiply-adds saved, transforms added, traffic of transformed tiles counted."""
+        assert isinstance(config, WinogradConfiguration)
+        return _shape(group, self._layer(group, hardware), config, hardware)
+
+    def prepared(self, group: Group, config: Any) -> Mapping[int, str]:
+        """The weights, transformed."""
+        anchor = next(op for op in group.operators if op.kind == "nn.conv2d")
+        return {group.inputs.index(anchor.inputs[1]): winograd_text(config.m, config.nb)}
+
+    def apply(self, func: PrimFunc, group: Group, config: Any, hardware: Hardware) -> PrimFunc:
+        """Transforms and products as loop nests of their own; the weights' parameter has the prepared shape."""
+        from autofuse.schedule import blocks
+        from autofuse.schedule.cpu.winograd_nests import WinogradNests
+
+        layer, text = self._layer(group, hardware), winograd_text(config.m, config.nb)
+        return blocks.guarded(f"winograd {config.text}", lambda: WinogradNests(func, layer, config, text).build())
+
+    def _layer(self, group: Group, hardware: Hardware) -> Layer:
+        found = layer_of(group, hardware.lanes)
+        if isinstance(found, Refusal):
+            raise ValueError(f"group does not match: {found}")
+        return found
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+@lru_cache(maxsize=1024)
+def _register_tiles(blocks: int, places: int, hardware: Hardware) -> tuple[tuple[int, int], ...]:
+    """Register tiles (nb, mt), best first, for `blocks` channel blocks and `places` tiles of data."""
+    registers = hardware.vector_registers
+    most = registers - registers // 4
+    chains = W.chains_needed(hardware)
+    scored = []
+    for nb in range(1, min(6, blocks) + 1):
+        for mt in range(1, min(places, most // nb) + 1):
+            if nb * mt + nb + 1 > registers:
+                continue
+
+            def time(n: int, t: int) -> float:
+                # In half cycles, a multiply-add each; loads keep up to one and a half a cycle.
+                return max(n * t, 1.25 * (n + t), chains) if n and t else 0.0
+
+            full, rest = divmod(places, mt)
+            across, left = divmod(blocks, nb)
+            total = across * (full * time(nb, mt) + time(nb, rest)) + full * time(left, mt) + time(left, rest)
+            scored.append((round(total / places / blocks, 3), left != 0, abs(nb - 2), -mt, (nb, mt)))
+    scored.sort()
+    return tuple(item[-1] for item in scored)
+
+
+@lru_cache(maxsize=1024)
+def _configurations(layer: Layer, hardware: Hardware) -> tuple[WinogradConfiguration, ...]:
+    """The configurations of a layer, best guess first."""
+    found: dict[WinogradConfiguration, None] = {}
+    depth = layer.ic * layer.lanes
+    sizes = (4, 2) if depth <= MOST_CHANNELS and layer.oh * layer.ow > 4 else (2,)
+    cores = hardware.cores
+    for m in sizes:
+        rows, across = layer.tiles(m)
+        products = (m + 2) ** 2
+        row_bytes = 4 * products * across * depth  # transformed data of a row of tiles
+        tasks: list[tuple[int, int]] = []  # (split, rows)
+        # Data in L2, some rows a task: enough tasks for the cores.
+        fits = max(1, hardware.l2_bytes // 2 // row_bytes)
+        for wanted in (fits, 2 * fits, max(1, fits // 2)):
+            count = max(1, min(wanted, _ceil_div(rows, cores)))
+            tasks.append((0, _even(rows, count, cores)))
+        for wanted in (rows, max(1, 2 * fits)):
+            tasks.append((1, _even(rows, min(wanted, rows), 1)))
+        weights = 4 * products * depth * layer.oc * layer.lanes
+        if weights > 8 * hardware.l2_bytes:
+            tasks = tasks[-2:] + tasks[:-2]
+        for split, count in dict.fromkeys(tasks):
+            for nb, mt in _register_tiles(layer.oc, count * across, hardware)[:2]:
+                tiles = _ceil_div(layer.oc, nb)
+                # Products of `cob` tiles of channels stay in L2 beside the data.
+                each = 4 * products * count * across * nb * layer.lanes
+                most = max(1, hardware.l2_bytes // 4 // each)
+                cob = W.divisor_near(tiles, float(min(most, _ceil_div(tiles, 2 * cores) if split else tiles)))
+                for group in dict.fromkeys((cob, 1)):
+                    parallel = int(cores > 1 and (split == 1 or _ceil_div(rows, count) > 1))
+                    found[WinogradConfiguration(m, nb, mt, count, group, split, parallel)] = None
+    by_size = [[c for c in found if c.m == m][:8] for m in sizes]
+    return tuple(c for group in by_size for c in group)
+
+
+def _even(rows: int, most: int, cores: int) -> int:
+    """Rows a task, at most about `most`, such that tasks are alike and fill the cores."""
+    tasks = _ceil_div(rows, max(1, most))
+    tasks = _ceil_div(tasks, cores) * cores
+    return _ceil_div(rows, max(1, min(tasks, rows)))
+
+
+def _shape(group: Group, layer: Layer, c: WinogradConfiguration, hardware: Hardware) -> KernelShape:
+    lanes = layer.lanes
+    found = W.parse(group, ("nn.conv2d",), ("blocked",))
+    assert not isinstance(found, Refusal)
+    rows, across = layer.tiles(c.m)
+    places, depth, channels = rows * across, layer.ic * lanes, layer.oc * lanes
+    products = (c.m + 2) ** 2
+    alpha = c.m + 2
+    fma = products * places * depth * channels
+    chunks, groups = _ceil_div(rows, c.rows), _ceil_div(_ceil_div(layer.oc, c.nb), c.cob)
+    tasks = chunks * (groups if c.split else 1)
+    transforms = places * depth * 2 * alpha * _INPUT_OPERATIONS[c.m]
+    transforms += places * channels * (alpha + c.m) * _OUTPUT_OPERATIONS[c.m]
+    data, out = found.data.bytes, found.out.bytes
+    weights = 4 * products * depth * channels
+    moved = 4 * products * places * depth  # transformed data
+    results = 4 * products * places * channels
+    accumulators = c.nb * min(c.mt, c.rows * across)
+    l1 = 4 * fma * (c.nb * lanes + c.mt) // (c.nb * c.mt * lanes)
+    panel = 4 * depth * c.nb * lanes
+    plane = 4 * depth * min(places, c.rows * across)
+    near = hardware.l1_bytes // 2
+    tiles = _ceil_div(layer.oc, c.nb)
+    l2 = 2 * data + 2 * moved + moved * (tiles - 1 if plane > near else max(0, groups - 1)) + 2 * results + out
+    l2 += weights * chunks * (1 if panel <= near else _ceil_div(c.rows * across, c.mt))
+    task_data = 4 * products * c.rows * across * depth
+    task_results = 4 * products * c.rows * across * c.cob * c.nb * lanes
+    footprint = task_data + task_results
+    l3 = data + out + weights * chunks
+    if c.split:  # written by the first loop, read by every group of channels
+        l3 += moved * (1 + groups)
+    elif footprint > hardware.l2_bytes:
+        l3 += moved * groups
+    extra = found.memory_bytes - data - found.weight.bytes - out
+    memory = found.memory_bytes - found.weight.bytes + weights
+    before = sum(op.work.flops for op in found.prologue)
+    again = (alpha / c.m) ** 2 - 1.0
+    work = max(1, group.work.flops)
+    return KernelShape(
+        tasks=tasks if c.parallel else 1,
+        accumulators=accumulators,
+        independent_chains=accumulators,
+        recompute=1.0 + again * before / work,
+        loads_per_fma=(c.nb + c.mt) / max(1, c.nb * c.mt),
+        l1_bytes=l1,
+        l2_bytes=l2,
+        l3_bytes=l3 + max(0, extra),
+        memory_bytes=memory,
+        footprint=footprint + panel,
+        loops=1 + c.split,
+        exposed=1.0,
+        fma_ratio=fma / max(1, found.anchor.work.fma),
+        extra_simple=transforms,
+    )

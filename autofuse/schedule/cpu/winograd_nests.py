@@ -1,0 +1,374 @@
+"""The loop nests of a Winograd convolution: input transform, products, inverse transform with what follows applied.
+
+Takes the fused function, the layer and a configuration (see `winograd`), gives the scheduled function; its weights are
+the transformed ones. A layer's results are cut into tiles of m × m, a row of tiles after another over the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tvm import tirx
+
+from autofuse.schedule import ScheduleError
+from autofuse.schedule.cpu.loops import Cut, Nest, allocate, sequence, store
+from autofuse.schedule.cpu.matmul_nests import Follower, followers
+from autofuse.schedule.cpu.row_nests import whole_stages
+from autofuse.schedule.cpu.winograd_transforms import Names, constant, input_transform, output_transform
+from autofuse.schedule.preparations import prepared_shape
+from autofuse.schedule.stages import Home, Program, Stage, finish, index, lift
+
+if TYPE_CHECKING:
+    from autofuse.schedule.cpu.winograd import Layer, WinogradConfiguration
+
+
+class WinogradNests:
+    """Builds the kernel of one layer."""
+
+    def __init__(self, func: Any, layer: Layer, config: WinogradConfiguration, text: str) -> None:
+        self.layer, self.c = layer, config
+        self.program: Program = lift(func)
+        self.nest = Nest(self.program)
+        self.alpha = config.m + 2
+        self.products = self.alpha**2
+        self.lanes = layer.lanes
+        self.anchor = self.program.with_role("conv")
+        raw = self.program.params[layer.weight]
+        self.weights = tirx.decl_buffer(
+            prepared_shape(text, [int(e) for e in raw.shape]), "float32", name="transformed"
+        )
+        self.params = [self.weights if p is raw else p for p in self.program.params]
+        self.data, feeding = self._source(raw)
+        after = self.program.downstream(self.anchor)
+        self.followers: dict[Any, Follower] = followers(self.program, self.anchor, after)
+        self.kept = ([self.anchor] if self.anchor.output else []) + self.program.kept(after)
+        rest = [s for s in self.program.stages if s is not self.anchor and s not in after and s.buffer not in feeding]
+        self.first, self.homes = whole_stages(self.nest, self.program.kept(rest), self.lanes)
+        self.across = Cut(layer.ow, config.m)
+        self.down = Cut(layer.oh, config.m)
+        self.rows = Cut(layer.n * self.down.tiles, config.rows)
+        self.channels = Cut(layer.oc, config.nb)
+        self.groups = -(-self.channels.tiles // config.cob)
+        self.depth = layer.ic * self.lanes
+
+    def _source(self, raw: Any) -> tuple[Any, set[Any]]:
+        """The buffer that holds the data before padding, and the buffers of all stages that it depends on."""
+        found = {load.source for load in self.anchor.loads if not load.source.same_as(raw)}
+        if self.layer.padded and len(found) == 1:
+            stage = self.program.by_buffer.get(found.pop())
+            found = {load.source for load in stage.loads} if stage is not None else set()
+            feeding = {stage.buffer} if stage is not None else set()
+        else:
+            feeding = set()
+        if len(found) != 1:
+            raise ScheduleError("the convolution does not read one tensor of data")
+        data = next(iter(found))
+        queue = [data]
+        while queue:
+            stage = self.program.by_buffer.get(queue.pop())
+            if stage is not None:
+                feeding.add(stage.buffer)
+                queue += [load.source for load in stage.loads]
+        return data, feeding
+
+    # -- the kernel --------------------------------------------------------------------------------------------
+
+    def build(self) -> Any:
+        """The scheduled function."""
+        c, nest = self.c, self.nest
+        parts = list(self.first)
+        if c.split:
+            everything = self.rows.extent
+            scratch, stride = self._scratch(everything * self.across.tiles * self.depth)
+            total = everything * self.layer.ic
+
+            def transform(t: Any) -> Any:
+                row = nest.alias("row", tirx.floordiv(t, index(self.layer.ic)), everything)
+                block = nest.alias("block", tirx.floormod(t, index(self.layer.ic)), self.layer.ic)
+                return self._transform_row(row, row, block, scratch, stride)
+
+            parts += [allocate(scratch), nest.parallel("task", total, transform, c.parallel)]
+
+            def multiply(t: Any) -> Any:
+                group = nest.alias("group", tirx.floordiv(t, index(self.rows.tiles)), self.groups)
+                chunk = nest.alias("chunk", tirx.floormod(t, index(self.rows.tiles)), self.rows.tiles)
+                return nest.tiles(
+                    chunk, 1, self.rows,
+                    lambda tile, rows: self._group(tile, rows, group, scratch, stride, tile * index(c.rows)),
+                )  # fmt: skip
+
+            parts.append(nest.parallel("task", self.groups * self.rows.tiles, multiply, c.parallel))
+        else:
+            parts.append(
+                nest.parallel(
+                    "task", self.rows.tiles, lambda t: nest.tiles(t, 1, self.rows, self._task), c.parallel
+                )
+            )  # fmt: skip
+        return finish(self.program, nest.resolve(sequence(parts)), self.params)
+
+    def _task(self, tile: Any, rows: int) -> Any:
+        """All of `rows` rows of tiles: transformed data stays with the task."""
+        nest = self.nest
+        scratch, stride = self._scratch(rows * self.across.tiles * self.depth)
+        base = tile * index(self.c.rows)
+
+        def transform(r: Any) -> Any:
+            row = nest.alias("row", base + r, self.rows.extent)
+            return nest.loop("block", self.layer.ic, lambda b: self._transform_row(row, r, b, scratch, stride))
+
+        return sequence(
+            allocate(scratch),
+            nest.loop("r", rows, transform),
+            nest.loop("group", self.groups, lambda g: self._group(tile, rows, g, scratch, stride, index(0))),
+        )
+
+    def _scratch(self, plane: int) -> tuple[Any, int]:
+        """A buffer of one plane a product, and the distance of planes: never a multiple of a kilobyte.
+
+        The transforms touch all planes at one place, which would otherwise share a few lines of the cache.
+        """
+        stride = plane + (2 * self.lanes if plane % 256 == 0 else 0)
+        return self.nest.buffer("scratch", (self.products * stride,)), stride
+
+    # -- input transform ---------------------------------------------------------------------------------------
+
+    def _transform_row(self, row: Any, local: Any, block: Any, scratch: Any, stride: int) -> Any:
+        """One channel block of a row of tiles; `local`: the row's place in the scratch.
+
+        A tile that reaches over the data's edge is copied first, with zeros around it.
+        """
+        nest, layer, m, alpha, lanes = self.nest, self.layer, self.c.m, self.alpha, self.lanes
+        n, ty = self._place(row)
+
+        def value(tx: Any, i: Any, k: Any, lane: Any) -> Any:
+            y, x = ty * index(m) + (i - index(layer.top)), tx * index(m) + (k - index(layer.left))
+            return self.program.load(self.data, [n, block, y, x, lane], {})
+
+        def transform(tx: Any, read: Callable[[int, int, Any], Any]) -> Any:
+            place = (local * index(self.across.tiles) + tx) * index(self.depth) + block * index(lanes)
+
+            def one(lane: Any) -> Any:
+                names = Names()
+                grid = [[names(read(i, k, lane)) for k in range(alpha)] for i in range(alpha)]
+                results = names.transformed(input_transform, m, grid)
+                kept = [
+                    store(scratch, results[i][k], [index((i * alpha + k) * stride) + place + lane])
+                    for i in range(alpha)
+                    for k in range(alpha)
+                ]
+                return sequence(names.statements, kept)
+
+            return nest.vector(lanes, one)
+
+        def interior(tx: Any) -> Any:
+            return transform(tx, lambda i, k, lane: value(tx, index(i), index(k), lane))
+
+        def edge(tx: Any) -> Any:
+            copy = nest.buffer("copy", (self.products * lanes,), scope="local")
+
+            def element(i: Any, k: Any) -> Any:
+                y, x = ty * index(m) + (i - index(layer.top)), tx * index(m) + (k - index(layer.left))
+                at = (i * index(alpha) + k) * index(lanes)
+                inside = tirx.all(y >= index(0), y < index(layer.height), x >= index(0), x < index(layer.width))
+                taken = nest.vector(lanes, lambda lane: store(copy, value(tx, i, k, lane), [at + lane]))
+                cleared = nest.vector(lanes, lambda lane: store(copy, constant(0.0), [at + lane]))
+                return tirx.IfThenElse(inside, taken, cleared)
+
+            filled = nest.loop("i", alpha, lambda i: nest.loop("k", alpha, lambda k: element(i, k)))
+            read = transform(tx, lambda i, k, lane: copy[index((i * alpha + k) * lanes) + lane])
+            return sequence(allocate(copy), filled, read)
+
+        def tile(tx: Any) -> Any:
+            x_low, x_high = _interior(self.across.tiles, m, alpha, layer.left, layer.width)
+            y_low, y_high = _interior(self.down.tiles, m, alpha, layer.top, layer.height)
+            if x_high <= x_low or y_high <= y_low:
+                return edge(tx)
+            inside = tirx.all(tx >= index(x_low), tx < index(x_high), ty >= index(y_low), ty < index(y_high))
+            return tirx.IfThenElse(inside, interior(tx), edge(tx))
+
+        return nest.loop("x", self.across.tiles, tile)
+
+    def _place(self, row: Any) -> tuple[Any, Any]:
+        """The image and the row of tiles within it."""
+        if self.layer.n == 1:
+            return index(0), row
+        tiles = index(self.down.tiles)
+        return (
+            self.nest.alias("n", tirx.floordiv(row, tiles), self.layer.n),
+            self.nest.alias("ty", tirx.floormod(row, tiles), self.down.tiles),
+        )
+
+    # -- products ----------------------------------------------------------------------------------------------
+
+    def _group(self, tile: Any, rows: int, group: Any, scratch: Any, stride: int, start: Any) -> Any:
+        """`cob` tiles of channels for `rows` rows of tiles; start: their first row in the scratch."""
+        c, nest = self.c, self.nest
+        places = Cut(rows * self.across.tiles, c.mt)
+        width = c.cob * c.nb * self.lanes
+        result, distance = self._scratch(places.extent * width)
+        first = group * index(c.cob)
+        begin = start * index(self.across.tiles * self.depth)
+
+        def product(a: Any) -> Any:
+            def channels(number: Any, blocks: int) -> Any:
+                def tiles(p: Any, count: int) -> Any:
+                    left = a * index(stride) + begin + p * index(c.mt * self.depth)
+                    target = a * index(distance) + p * index(c.mt * width) + (number - first) * index(c.nb * self.lanes)
+                    return self._product(a, number, blocks, count, left, target, scratch, result, width)
+
+                return nest.tiles(index(0), places.tiles, places, tiles)
+
+            return nest.tiles(first, c.cob, self.channels, channels)
+
+        def finished(r: Any) -> Any:
+            row = nest.alias("row", tile * index(c.rows) + r, self.rows.extent)
+            n, ty = self._place(row)
+
+            def channels(number: Any, blocks: int) -> Any:
+                def one(j: Any) -> Any:
+                    offset = (number - first) * index(c.nb * self.lanes) + j * index(self.lanes)
+                    block = nest.alias("block", number * index(c.nb) + j, self.layer.oc)
+                    offset = offset + r * index(self.across.tiles * width)
+                    return self._results(n, block, ty, offset, width, result, distance)
+
+                return nest.loop("j", blocks, one)
+
+            return nest.tiles(first, c.cob, self.channels, channels)
+
+        return sequence(
+            allocate(result), nest.loop("a", self.products, product), nest.loop("r", rows, finished)
+        )  # fmt: skip
+
+    def _product(
+        self, a: Any, number: Any, blocks: int, count: int, left: Any, target: Any, scratch: Any, result: Any,
+        width: int,
+    ) -> Any:  # fmt: skip
+        """One register tile: `count` tiles of data × `blocks` channel blocks over all input channels."""
+        nest, lanes = self.nest, self.lanes
+        acc = nest.registers("acc", (count, blocks * lanes))
+        zero = constant(0.0)
+
+        def each(body: Callable[[int, int, Any], Any]) -> list[Any]:
+            def one(i: int, j: int) -> Any:
+                return nest.vector(lanes, lambda lane: body(i, j, index(j * lanes) + lane))
+
+            return [one(i, j) for i in range(count) for j in range(blocks)]
+
+        def step(k: Any) -> Any:
+            def one(i: int, _: int, at: Any) -> Any:
+                data = scratch[left + index(i * self.depth) + k]
+                return store(acc, acc[index(i), at] + data * self.weights[number, a, k, at], [index(i), at])
+
+            return sequence(each(one))
+
+        return sequence(
+            allocate(acc),
+            each(lambda i, _, at: store(acc, zero, [index(i), at])),
+            nest.loop("k", self.depth, step),
+            each(lambda i, _, at: store(result, acc[index(i), at], [target + index(i * width) + at])),
+        )
+
+    # -- inverse transform -------------------------------------------------------------------------------------
+
+    def _results(self, n: Any, block: Any, ty: Any, offset: Any, width: int, result: Any, distance: int) -> Any:
+        """One channel block of a row of tiles."""
+        nest, m, alpha, lanes = self.nest, self.c.m, self.alpha, self.lanes
+
+        def tile(tx: Any) -> Any:
+            done = nest.buffer("tile", (m * m * lanes,), scope="local")
+            place = offset + tx * index(width)
+
+            def one(lane: Any) -> Any:
+                names = Names()
+                grid = [
+                    [names(result[index((i * alpha + k) * distance) + place + lane]) for k in range(alpha)]
+                    for i in range(alpha)
+                ]
+                results = names.transformed(output_transform, m, grid)
+                kept = [
+                    store(done, results[y][x], [index((y * m + x) * lanes) + lane]) for y in range(m) for x in range(m)
+                ]
+                return sequence(names.statements, kept)
+
+            def follow(y: Any, x: Any) -> Any:
+                at = [n, block, ty * index(m) + y, tx * index(m) + x]
+                return self._follow(at, done, (y * index(m) + x) * index(lanes))
+
+            def whole() -> Any:
+                return nest.loop("y", m, lambda y: nest.unrolled(m, lambda x: follow(y, index(x))))
+
+            def ragged() -> Any:
+                def checked(y: Any, x: Any) -> Any:
+                    inside = tirx.all(
+                        ty * index(m) + y < index(self.layer.oh), tx * index(m) + x < index(self.layer.ow)
+                    )
+                    return tirx.IfThenElse(inside, follow(y, x), None)
+
+                return nest.loop("y", m, lambda y: nest.loop("x", m, lambda x: checked(y, x)))
+
+            if self.across.rest == 0 and self.down.rest == 0:
+                last = whole()
+            elif self.across.full == 0 or self.down.full == 0:
+                last = ragged()
+            else:
+                inside = tirx.all(tx < index(self.across.full), ty < index(self.down.full))
+                last = tirx.IfThenElse(inside, whole(), ragged())
+            return sequence(allocate(done), nest.vector(lanes, one), last)
+
+        return nest.loop("x", self.across.tiles, tile)
+
+    # -- what follows ------------------------------------------------------------------------------------------
+
+    def _follow(self, at: Sequence[Any], tile: Any, place: Any) -> Any:
+        """The stages after the convolution for one vector of channels."""
+        local: dict[Any, tuple[Any, Any]] = {self.anchor.buffer: (tile, place)}
+        parts: list[Any] = []
+        for stage in self.kept:
+            if not stage.output:
+                buffer = self.nest.registers(stage.name, (self.lanes,), str(stage.buffer.dtype))
+                local[stage.buffer] = (buffer, index(0))
+                parts.append(allocate(buffer))
+        for number, stage in enumerate(self.kept):
+            done = [self.anchor, *self.kept[:number]]
+
+            def one(lane: Any, stage: Stage = stage, done: Sequence[Stage] = tuple(done)) -> Any:
+                return self._write(stage, [*at, lane], done, local, lane)
+
+            parts.append(self.nest.vector(self.lanes, one))
+        return sequence(parts)
+
+    def _write(
+        self, stage: Stage, here: Sequence[Any], done: Sequence[Stage], local: Mapping[Any, tuple[Any, Any]], lane: Any
+    ) -> Any:
+        homes = dict(self.homes)
+        for other in done:
+            homes[other.buffer] = self._home(other, here, local.get(other.buffer), lane)
+        target = self.followers[stage.buffer].target(here)
+        if stage is self.anchor:
+            buffer, place = local[stage.buffer]
+            value = buffer[place + lane]
+        else:
+            value = self.program.value(stage, target, [], homes)
+        if stage.output:
+            return store(stage.buffer, value, [self.program.simplify(i) for i in target])
+        return store(local[stage.buffer][0], value, [lane])
+
+    def _home(self, stage: Stage, here: Sequence[Any], kept: tuple[Any, Any] | None, lane: Any) -> Home:
+        follower = self.followers[stage.buffer]
+
+        def read(at: Sequence[Any]) -> Any | None:
+            if not all(self.program.same(a, b) for a, b in zip(follower.source(at), here, strict=True)):
+                return None
+            if kept is None:
+                return tirx.BufferLoad(stage.buffer, [self.program.simplify(i) for i in at])
+            buffer, place = kept
+            return buffer[place + lane]
+
+        return read
+
+
+def _interior(tiles: int, m: int, alpha: int, before: int, extent: int) -> tuple[int, int]:
+    """The range of the tiles along an axis that read inside the data alone."""
+    whole = [t for t in range(tiles) if t * m >= before and t * m - before + alpha <= extent]
+    return (whole[0], whole[-1] + 1) if whole else (0, 0)

@@ -1,0 +1,221 @@
+"""The Winograd family and prepared constants: what is taken, that it is right within its bound, that weights arrive."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schedule_harness import HARDWARE, Case, Role, Sketch, Value, block
+
+from autofuse.cost.analytical import AnalyticalCostModel
+from autofuse.cost.model import Candidate
+from autofuse.graph.model import Group
+from autofuse.measure.jobs import ArgumentSpec, MeasureJob, fill_inputs
+from autofuse.schedule.cpu.conv2d import Conv2dFamily
+from autofuse.schedule.cpu.winograd import ERROR, WinogradConfiguration, WinogradFamily
+from autofuse.schedule.family import beside
+from autofuse.schedule.preparations import WINOGRAD_WEIGHTS, prepare, prepared_shape, winograd_text
+from autofuse.schedule.registry import families, family
+
+FAMILY = WinogradFamily()
+FEW = settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+MANY = settings(FEW, max_examples=40)
+
+
+def layer(
+    shape: tuple[int, int, int, int] = (1, 16, 12, 12),
+    channels: int = 16,
+    padding: tuple[int, int, int, int] = (1, 1, 1, 1),
+    behind: str = "relu",
+    before: str = "",
+    seed: int = 0,
+) -> Case:
+    """A 3x3 convolution with something around it."""
+    sketch = Sketch(seed)
+    plain = sketch.uniform(shape)
+    data = sketch.source((), array=block(plain))
+    if before == "relu":
+        data, plain = sketch.relu(data), np.maximum(plain, 0)
+    value = sketch.conv2d(data, plain, channels, (3, 3), padding=padding)
+    return sketch.finish(*_behind(sketch, value, behind, channels))
+
+
+def _behind(sketch: Sketch, value: Value, kind: str, channels: int) -> tuple[Value, ...]:
+    n, blocks, rows, columns, lanes = value.answer.shape
+    if kind == "none":
+        return (value,)
+    biased = sketch.add(value, sketch.source((1, blocks, 1, 1, lanes), Role.CONSTANT))
+    if kind == "relu":
+        return (sketch.relu(biased),)
+    if kind == "residual":
+        other = sketch.relu(sketch.source((n, blocks, rows, columns, lanes)))
+        return (sketch.relu(sketch.add(biased, other)),)
+    if kind == "swish":
+        return (sketch.multiply(biased, sketch.sigmoid(biased)),)
+    if kind == "plain layout":
+        return (sketch.unblock(sketch.relu(biased), channels),)
+    assert kind == "outputs"
+    return value, sketch.relu(biased)
+
+
+def pick(case: Case, m: int, split: int, number: int) -> WinogradConfiguration:
+    """One of the configurations offered with this m and split."""
+    offered = [c for c in FAMILY.configs(case.group, HARDWARE) if (c.m, c.split) == (m, split)]
+    return offered[number % len(offered)]
+
+
+@FEW
+@given(
+    st.integers(1, 2),
+    st.integers(25, 48),
+    st.integers(25, 56),
+    st.integers(9, 15),
+    st.integers(9, 15),
+    st.tuples(*[st.integers(0, 1)] * 4),
+    st.sampled_from(["none", "relu", "residual", "swish", "outputs"]),
+    st.sampled_from(["", "relu"]),
+    st.tuples(st.sampled_from([2, 4]), st.sampled_from([0, 1]), st.integers(0, 7)),
+)
+def test_any_size_is_right(
+    n: int, inner: int, outer: int, height: int, width: int, padding: tuple[int, int, int, int], behind: str,
+    before: str, which: tuple[int, int, int],
+) -> None:  # fmt: skip
+    """Remainders of tiles, rows and blocks, batches, paddings of each side, operators before and behind."""
+    case = layer((n, inner, height, width), outer, padding, behind, before)
+    config = pick(case, *which)
+    case.check(FAMILY, [config], tolerance=ERROR[config.m])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "m=4,nb=2,mt=5,rows=2,cob=2,split=0,parallel=1",  # ragged tiles of channels, data and groups; a ragged task
+        "m=4,nb=3,mt=4,rows=2,cob=1,split=1,parallel=1",
+        "m=2,nb=2,mt=6,rows=4,cob=3,split=1,parallel=0",
+        "m=2,nb=4,mt=3,rows=3,cob=1,split=0,parallel=0",
+    ],
+)
+def test_tiles_that_divide_nothing(text: str) -> None:
+    case = layer((2, 24, 9, 11), 40, behind="residual")
+    config = WinogradConfiguration.parse(text)
+    case.check(FAMILY, [config], tolerance=ERROR[config.m])
+
+
+def test_the_layout_can_change_behind() -> None:
+    case = layer((1, 16, 10, 9), 24, behind="plain layout")
+    case.check(FAMILY, [pick(case, 4, 0, 0)], tolerance=ERROR[4])
+
+
+def test_channels_that_fill_no_block_keep_their_layout() -> None:
+    refusal = FAMILY.match(layer(channels=20, behind="plain layout").group, HARDWARE)
+    assert refusal is not None and refusal.rule == "layout"
+
+
+@pytest.mark.parametrize("m", [2, 4])
+def test_errors_of_long_sums_stay_within_the_bound(m: int) -> None:
+    """512 input channels, against float64."""
+    case = layer((1, 512, 8, 8), 16, behind="none")
+    case.check(FAMILY, [pick(case, m, 0, 0)], tolerance=ERROR[m])
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"strides": (2, 2)}, "strides"),
+        ({"dilation": (2, 2)}, "strides"),
+        ({"kernel": (1, 1), "padding": (0, 0, 0, 0)}, "kernel"),
+        ({"groups": 2}, "groups"),
+    ],
+)
+def test_other_convolutions_are_refused(change: dict[str, object], rule: str) -> None:
+    sketch = Sketch()
+    plain = sketch.uniform((1, 32, 16, 16))
+    how = {"kernel": (3, 3), "padding": (1, 1, 1, 1), **change}
+    value = sketch.conv2d(sketch.source((), array=block(plain)), plain, 32, **how)  # type: ignore[arg-type]
+    refusal = FAMILY.match(sketch.finish(value).group, HARDWARE)
+    assert refusal is not None and refusal.rule == rule
+
+
+def test_weights_have_to_be_a_constant() -> None:
+    group = layer().group
+    tensors = tuple(replace(t, role=Role.INPUT) if t.role is Role.CONSTANT else t for t in group.graph.tensors)
+    given_weights = Group(replace(group.graph, tensors=tensors), group.members, group.outputs)
+    refusal = FAMILY.match(given_weights, HARDWARE)
+    assert refusal is not None and refusal.rule == "weights"
+
+
+def test_it_stands_beside_direct_convolution() -> None:
+    group = layer().group
+    first = next(f for f in families() if f.match(group, HARDWARE) is None)
+    assert first.name == "conv2d"
+    assert [f.name for f in beside(families(), first, group, HARDWARE)] == ["winograd"]
+    assert beside(families(), FAMILY, group, HARDWARE) == []
+    assert beside([Conv2dFamily()], first, group, HARDWARE) == []
+
+
+def test_large_layers_are_predicted_to_gain_and_small_ones_not() -> None:
+    model = AnalyticalCostModel(HARDWARE)
+
+    def best(which: Conv2dFamily | WinogradFamily, group: Group) -> float:
+        return float(min(model.costs([Candidate(group, which, c) for c in which.configs(group, HARDWARE)])))
+
+    large = layer((1, 64, 28, 28), 64).group
+    assert best(FAMILY, large) < best(Conv2dFamily(), large)
+
+
+# -- preparations --------------------------------------------------------------------------------------------------
+
+
+@MANY
+@given(st.integers(1, 5), st.integers(1, 3), st.sampled_from([2, 4]), st.integers(1, 4), st.sampled_from([4, 8]))
+def test_transformed_weights_are_g_w_gt(outer: int, inner: int, m: int, nb: int, lanes: int) -> None:
+    """Element by element, with zeros for missing blocks."""
+    rng = np.random.default_rng(outer * 100 + inner)
+    raw = rng.normal(size=(outer, inner, 3, 3, lanes, lanes)).astype("float32")
+    text = winograd_text(m, nb)
+    made = prepare(text, raw)
+    assert made.shape == prepared_shape(text, raw.shape) and made.dtype == raw.dtype
+    g = np.array(WINOGRAD_WEIGHTS[m])
+    a = m + 2
+    for block_, channel in ((0, 0), (outer - 1, inner - 1)):
+        i, o = lanes - 1, lanes // 2
+        want = g @ raw[block_, channel, :, :, i, o].astype("float64") @ g.T
+        got = made[block_ // nb, :, channel * lanes + i, block_ % nb * lanes + o].reshape(a, a)
+        np.testing.assert_array_equal(got, want.astype("float32"))
+    assert not made[-1, :, :, (outer - 1) % nb * lanes + lanes :].any()
+
+
+@pytest.mark.parametrize("text", ["", "fourier,m=4,nb=1", "winograd", "winograd,m=3,nb=1", "winograd,m=4,nb=0",
+                                  "winograd,m=4,nb=x", "winograd,m=4,nb=1,nb=2"])  # fmt: skip
+def test_unknown_preparations_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"preparation|must be"):
+        prepared_shape(text, (1, 1, 3, 3, 8, 8))
+
+
+def test_only_three_by_three_weights_are_prepared() -> None:
+    with pytest.raises(ValueError, match="3x3"):
+        prepare("winograd,m=4,nb=1", np.zeros((1, 1, 5, 5, 8, 8), "float32"))
+
+
+def test_a_job_says_how_an_input_is_prepared() -> None:
+    """The description survives JSON; inputs are filled in the shape that the model has."""
+    from autofuse.measure.worker import kernel_inputs
+
+    raw = (2, 1, 3, 3, 8, 8)
+    text = winograd_text(4, 2)
+    specs = (ArgumentSpec((3,)), ArgumentSpec(raw, preparation=text), ArgumentSpec((5,), output=True))
+    job = MeasureJob("w", "c", "x.so", "main", specs)
+    again = MeasureJob.from_dict(json.loads(json.dumps(job.to_dict())))
+    assert again.arguments == specs
+    plain, given_inputs = fill_inputs(specs, 3), kernel_inputs(specs, 3)
+    assert plain[1].shape == raw and given_inputs[1].shape == prepared_shape(text, raw)
+    np.testing.assert_array_equal(given_inputs[0], plain[0])
+    np.testing.assert_array_equal(given_inputs[1], prepare(text, plain[1]))
+
+
+def test_the_registry_knows_it() -> None:
+    assert family("winograd").prepared(layer().group, pick(layer(), 4, 0, 0))
