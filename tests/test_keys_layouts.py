@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_keys import Recipe, another_order, build, recipes, whole
@@ -70,6 +71,15 @@ def test_every_way_of_storing_symmetric_siblings_has_one_text() -> None:
         )
     assert [len(texts[n]) for n in range(4)] == [1, 1, 1, 1]
     assert len(set.union(*texts.values())) == 4
+
+
+@pytest.mark.parametrize("size", [4, 30])
+def test_a_ring_may_be_turned(size: int) -> None:
+    """More equal operators than numberings are compared: which are compared must not be chance either."""
+    ring = Recipe(size, tuple(("add", (-1 - i, -1 - (i + 1) % size)) for i in range(size)), tuple(range(size)))
+    texts = {layouts_text(stored(ring, {-1 - i: BLOCKED, (i + 2) % size: "NHWC"})) for i in range(0, size, 3)}
+    assert len(texts) == 1
+    assert layouts_text(stored(ring, {-1: BLOCKED, 3: "NHWC"})) not in texts
 
 
 def test_a_result_stored_twice_names_both_layouts() -> None:

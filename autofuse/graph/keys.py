@@ -157,6 +157,8 @@ class _Canonical:
         self.ends += [("value", v) for v in logical.types if v not in self.maker and v not in self.readers]
         self.budget = _BUDGET
         self.order: tuple[int, ...] = ()  # the values as the text numbers them
+        # What tells apart ends that the text does not: where the budget ends, the same ones have been tried.
+        self.finer = self.colours(layouts=True) if logical.layouts and len(self.ends) > 1 else {}
 
     def text(self) -> str:
         chosen = self.numbering()
@@ -204,7 +206,7 @@ class _Canonical:
         """
         least = min(choice.lines for choice, _ in choices)
         kept, alone = [], False
-        for choice, end in sorted(choices, key=lambda c: self.rank(c[0])):
+        for choice, end in sorted(choices, key=lambda c: (*self.rank(c[0]), self.finer.get(c[1], ""))):
             if choice.lines != least:
                 continue
             if self.apart(done, choice):
@@ -223,9 +225,11 @@ class _Canonical:
             for n, _ in self.readers.get(v, ())
         )
 
-    def colours(self) -> dict[tuple[str, int], str]:
+    def colours(self, layouts: bool = False) -> dict[tuple[str, int], str]:
         """A hash for each end of all that is above and below it, through as many rounds as tell ends apart."""
-        values = {v: _short(f"{t} {self.logical.written.get(v, 0)}") for v, t in self.logical.types.items()}
+        stored = {v: f" {self.logical.layouts[v]}" if layouts else "" for v in self.logical.types}
+        written = self.logical.written
+        values = {v: _short(f"{t} {written.get(v, 0)}{stored[v]}") for v, t in self.logical.types.items()}
         nodes = [_short(node.form) for node in self.logical.nodes]
         rounds = 2 * len(nodes) + 2
         distinct = 0
