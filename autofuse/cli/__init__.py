@@ -22,6 +22,7 @@ COMMANDS = {
     "explain": "Say why operators are, or are not, in one kernel.",
     "profile": "Time every kernel of a model, beside what was predicted.",
     "collect": "Measure candidate kernels into a record store.",
+    "serve": "Offer this machine to `collect --rpc` as a device.",
     "train": "Train a predictor on a record store.",
     "tune": "Tune the search's thresholds by replaying costs.",
     "records": "Look into, exchange, check and clean record stores.",

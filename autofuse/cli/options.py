@@ -34,6 +34,14 @@ def input_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]] | None:
     return shapes or None
 
 
+def address(text: str, option: str) -> tuple[str, int]:
+    """HOST:PORT → (host, port). InputError, which names the option, for anything else."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InputError(f"{option} {text!r} is not of the form HOST:PORT, e.g. {option} 127.0.0.1:9190")
+    return host.strip("[]"), int(port)
+
+
 def compile_options(function: F) -> F:
     """What decides how a model is compiled."""
     options = [

@@ -1,0 +1,144 @@
+"""A device: TVM's RPC server that is registered with a tracker and can say what machine it is. Needs TVM.
+
+TVM forks a process for each session and gives up listening when one dies; here a crashed session ends alone, and the
+device offers itself again. A session ends with the server, and at the deadline that its client has set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+
+from autofuse.errors import AutofuseError
+from autofuse.target import fingerprint, processors
+from autofuse.target.pool import pool_environment
+
+DESCRIBE = "autofuse.describe"  # () → JSON: what `describe` says, and a name for people
+DEADLINE = "autofuse.deadline"  # (seconds) → the session is ended after that long; 0: never
+_WILDCARDS = ("", "0.0.0.0", "::")
+_PAUSE = 0.2
+
+
+class ServeError(AutofuseError):
+    """The device cannot offer itself."""
+
+
+def check_tracker(host: str, port: int, timeout: float = 5.0) -> None:
+    """ServeError, one line, unless TVM's tracker answers at `host`:`port`."""
+    from tvm.rpc import base
+
+    start = "start one: python -m tvm.exec.rpc_tracker --host 127.0.0.1 --port PORT"
+    try:
+        with socket.create_connection((host, port), timeout) as sock:
+            sock.sendall(struct.pack("<i", base.RPC_TRACKER_MAGIC))
+            answer = sock.recv(4)
+    except OSError as error:
+        raise ServeError(f"no tracker answers at {host}:{port} ({error}); {start}") from None
+    if answer != struct.pack("<i", base.RPC_TRACKER_MAGIC):
+        raise ServeError(f"what answers at {host}:{port} is not TVM's tracker; {start}")
+
+
+def describe(threads: int) -> dict[str, object]:
+    """What a client is told of this machine with a pool of `threads`: its hardware row, its target in TVM's words."""
+    from autofuse.target.registry import resolve
+
+    row = fingerprint(threads)
+    return {"hardware": row.to_json(), "target": resolve("llvm", threads).description}
+
+
+def set_deadline(seconds: float) -> None:
+    """End this process by SIGALRM after `seconds`, whatever it does then (a kernel that hangs holds no lock of ours)."""
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def serve(
+    tracker: tuple[str, int],
+    key: str,
+    threads: int | None = None,
+    host: str = "127.0.0.1",
+    ports: tuple[int, int] = (9090, 9200),
+    ready: Callable[[int], None] | None = None,
+) -> None:
+    """Offer this machine under `key` until SIGTERM or an interrupt; `ready` is told the port each time it listens.
+
+    `threads`: size of the kernels' pool (default: the physical processors available). It is bound to `host`, at the
+    first free port of `ports`. ServeError if there is no tracker or no free port.
+    """
+    count = threads or processors()
+    os.environ.update(pool_environment(count))
+    check_tracker(*tracker)
+    import tvm_ffi
+    from tvm.rpc import server
+
+    content = describe(count)
+    parent = os.getpid()
+    # What sessions are sent lies here, and goes with the server.
+    folder = tempfile.tempdir = tempfile.mkdtemp(prefix="autofuse-serve-")
+
+    at = 0
+
+    def told() -> str:
+        _begin_session(parent)
+        return json.dumps({**content, "name": f"{socket.gethostname()}:{at}"})
+
+    def leave(number: int, frame: object) -> None:
+        for child in multiprocessing.active_children():
+            with contextlib.suppress(OSError):
+                child.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(0 if number == signal.SIGTERM else 130)
+
+    tvm_ffi.register_global_func(DESCRIBE, told, override=True)
+    tvm_ffi.register_global_func(DEADLINE, set_deadline, override=True)
+    # The functions above reach the sessions by fork: this process never runs a kernel, which makes that safe.
+    multiprocessing.set_start_method("fork", force=True)
+    threading.excepthook = _say
+    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGINT, leave)
+    while True:
+        try:
+            state = server.PopenRPCServerState(
+                host,
+                *ports,
+                tracker_addr=tracker,
+                key=key,
+                # Behind a wildcard the tracker knows best under which address this machine was seen.
+                custom_addr=None if host in _WILDCARDS else host,
+                silent=True,
+            )
+        except (OSError, ValueError) as error:
+            raise ServeError(f"cannot listen on {host}, ports {ports[0]} to {ports[1] - 1}: {error}") from None
+        at = state.port
+        if ready is not None:
+            ready(at)
+        while state.thread.is_alive():  # in steps, so that signals are handled
+            state.thread.join(1.0)
+        state.sock.close()
+        os.chdir(folder)  # the folder of the session that died, which TVM had changed to, is no more
+        time.sleep(_PAUSE)
+
+
+def _begin_session(parent: int) -> None:
+    """Make this session end when the server does, killed or not (Linux; elsewhere it ends with its client)."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def _say(arguments: threading.ExceptHookArgs) -> None:
+    print(f"session ended: {arguments.exc_value}", file=sys.stderr, flush=True)
