@@ -273,8 +273,9 @@ class TestCollection:
             def measure(self, jobs: Iterable[MeasureJob]) -> Iterator[MeasureResult]:
                 import time
 
-                time.sleep(0.05)
-                return super().measure(jobs)
+                for job in jobs:
+                    time.sleep(0.05)
+                    yield from super().measure([job])
 
         stats = collect(
             ITEMS, store, Slow(results(ITEMS)), ReplayBuilder(), HERE, ask, settings=CollectSettings(budget=0.12)
@@ -292,8 +293,9 @@ class TestCollection:
 
         class Timed(ReplayRunner):
             def measure(self, jobs):  # type: ignore[no-untyped-def]
-                events.append("time")
-                return super().measure(jobs)
+                for job in jobs:
+                    events.append("time")
+                    yield from super().measure([job])
 
         left: list[int] = []
         collect(

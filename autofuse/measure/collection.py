@@ -10,7 +10,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -203,20 +203,38 @@ class _Collection:
         return pending
 
     def batch(self, batch: list[tuple[CollectItem, Identity]], folder: Path) -> list[tuple[CollectItem, Identity]]:
-        """Build all, then time one after another; gives back those that were not reached."""
+        """Build all, then time them; gives back those that were not reached."""
         built = self.build(batch, folder)
-        for position, ((item, identity), result) in enumerate(zip(batch, built, strict=True)):
-            if position and self.over():
-                return batch[position:]
-            try:
+        given: deque[tuple[int, MeasureJob]] = deque()  # the runner has them; it may take some ahead
+        reached = 0
+
+        def jobs() -> Iterator[MeasureJob]:
+            nonlocal reached
+            for position, ((item, identity), result) in enumerate(zip(batch, built, strict=True)):
+                if position and self.over():
+                    return
+                reached = position + 1
+                job = None
                 if result.status != "ok":
                     self.keep(item, identity, result.status, result.message, result)
                 else:
-                    self.time(item, identity, result, folder)
-            finally:
-                if result.library:
-                    Path(result.library).unlink(missing_ok=True)
-        return []
+                    job = self.job(item, identity, result, folder)
+                if job is not None:
+                    given.append((position, job))
+                    yield job
+
+        try:
+            for result in self.runner.measure(jobs()):
+                position, job = given.popleft()
+                unchecked = self.reference is not None and job.expected is None and result.status == "ok"
+                message = _UNCHECKED if unchecked else result.message
+                self.keep(*batch[position], result.status, message, built[position], result)
+                Path(job.library).unlink(missing_ok=True)
+        finally:
+            for done in built:
+                if done.library:
+                    Path(done.library).unlink(missing_ok=True)
+        return batch[reached:]
 
     def build(self, batch: list[tuple[CollectItem, Identity]], folder: Path) -> list[BuildResult]:
         """A result for each; a candidate whose request cannot even be made has failed to build."""
@@ -239,15 +257,15 @@ class _Collection:
         results.update(zip(asked, built, strict=True))
         return [results[position] for position in range(len(batch))]
 
-    def time(self, item: CollectItem, identity: Identity, built: BuildResult, folder: Path) -> None:
-        """Check one built kernel against its reference, time it, keep the record."""
+    def job(self, item: CollectItem, identity: Identity, built: BuildResult, folder: Path) -> MeasureJob | None:
+        """What the runner is to do; None, and the item is skipped, if its right outputs cannot be computed."""
         try:
             expected = self.expect(item, built.arguments, folder)
         except Exception as error:
             self.stats = replace(self.stats, skipped=self.stats.skipped + 1, left=self.stats.left - 1)
             self.tell(f"{item.candidate.group.label}: no reference ({one_line(str(error))})")
-            return
-        job = MeasureJob(
+            return None
+        return MeasureJob(
             item.key,
             candidate_text(identity),
             built.library,
@@ -259,9 +277,6 @@ class _Collection:
             nearer_reference(item.candidate),
             self.settings.limits,
         )
-        for result in self.runner.measure([job]):
-            unchecked = self.reference is not None and expected is None and result.status == "ok"
-            self.keep(item, identity, result.status, _UNCHECKED if unchecked else result.message, built, result)
 
     def expect(self, item: CollectItem, arguments: tuple[ArgumentSpec, ...], folder: Path) -> Path | None:
         """The file with the right outputs; computed once for the configurations of one group."""
@@ -278,7 +293,8 @@ class _Collection:
             path = folder / f"expected{next(self.numbers)}.npz"
             np.savez(path, *[np.asarray(array) for array in outputs])
         self.expected[key] = path
-        if len(self.expected) > _REFERENCES_KEPT:
+        # The jobs of one batch may all be waiting for theirs.
+        if len(self.expected) > max(_REFERENCES_KEPT, self.settings.batch):
             oldest = self.expected.popitem(last=False)[1]
             if oldest is not None:
                 oldest.unlink()
