@@ -7,12 +7,16 @@ from functools import cache
 from autofuse.schedule.family import ScheduleFamily
 
 
-@cache
 def families(kind: str = "cpu") -> tuple[ScheduleFamily, ...]:
     """The families for a kind of target, most specific first: the first that matches a group is preferred.
 
-    Families that stand beside others come after those that take the same groups.
+    Families that stand beside others come after those that take the same groups. There is one object of each family.
     """
+    return _families(kind)
+
+
+@cache
+def _families(kind: str) -> tuple[ScheduleFamily, ...]:
     if kind != "cpu":
         return ()
     from autofuse.schedule.cpu.conv2d import Conv2dFamily
