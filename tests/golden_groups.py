@@ -94,6 +94,18 @@ def pooling(kind: str) -> Callable[[Sketch], Value]:
     return build
 
 
+def attention(emit: Any, q: Any, k: Any, v: Any, mask: Any, bias: Any) -> Any:
+    """Three heads of 12: softmax(q · kᵀ + mask + bias) · v."""
+
+    def heads(x: Any, axes: list[int]) -> Any:
+        return emit(R.permute_dims(emit(R.reshape(x, (1, x.ty.shape[1], 3, 12))), axes))
+
+    scores = emit(R.matmul(heads(q, [0, 2, 1, 3]), heads(k, [0, 2, 3, 1])))
+    scores = emit(R.add(emit(R.add(scores, mask)), bias))
+    mixed = emit(R.matmul(emit(R.nn.softmax(scores)), heads(v, [0, 2, 1, 3])))
+    return R.reshape(emit(R.permute_dims(mixed, [0, 2, 1, 3])), (1, 21, 36))
+
+
 def affine(emit: Any, x: Any) -> Any:
     return R.nn.relu(emit(R.add(emit(R.matmul(x, constant(32, 40))), constant(40))))
 
@@ -124,6 +136,11 @@ GROUPS: Mapping[str, Mapping[str, Callable[[], Made]]] = {
     "matmul": {
         "matmul add relu": lowered(affine, (7, 32)),
         "batched": lowered(lambda emit, x, y: R.matmul(x, y), (3, 7, 20), (3, 20, 18)),
+    },
+    "attention": {
+        "heads split and merged, mask": lowered(
+            attention, (1, 21, 36), (1, 19, 36), (1, 19, 36), (1, 1, 21, 19), (19,)
+        ),
     },
     "rows": {
         "softmax": lowered(lambda emit, x: R.nn.softmax(x), (6, 50)),

@@ -44,7 +44,8 @@ def network() -> onnx.ModelProto:
         node("Transpose", ["l"], ["m"], perm=[1, 0]),
         node("MatMul", ["l", "m"], ["n"]),
         node("Softmax", ["n"], ["o"], axis=-1),
-        node("Reshape", ["o", "flat"], ["p"]),
+        node("MatMul", ["o", "l"], ["o2"]),
+        node("Reshape", ["o2", "flat"], ["p"]),
         node("Tanh", ["p"], ["y"]),
     ]
     initialisers = [
@@ -56,13 +57,13 @@ def network() -> onnx.ModelProto:
         weight("gamma", 36),
         weight("beta", 36),
         numpy_helper.from_array(np.array([16, 36]), "rows"),
-        numpy_helper.from_array(np.array([256]), "flat"),
+        numpy_helper.from_array(np.array([640]), "flat"),
     ]
     graph = helper.make_graph(
         nodes,
         "conformance",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 12, 12])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [256])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [640])],
         initialisers,
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

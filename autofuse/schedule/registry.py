@@ -19,6 +19,7 @@ def families(kind: str = "cpu") -> tuple[ScheduleFamily, ...]:
 def _families(kind: str) -> tuple[ScheduleFamily, ...]:
     if kind != "cpu":
         return ()
+    from autofuse.schedule.cpu.attention import AttentionFamily
     from autofuse.schedule.cpu.conv2d import Conv2dFamily
     from autofuse.schedule.cpu.conv_pool import ConvPoolFamily
     from autofuse.schedule.cpu.depthwise import DepthwiseFamily
@@ -32,6 +33,7 @@ def _families(kind: str) -> tuple[ScheduleFamily, ...]:
     from autofuse.schedule.cpu.winograd import WinogradFamily
 
     return (
+        AttentionFamily(),
         ConvPoolFamily(),
         Conv2dFamily(),
         WinogradFamily(),

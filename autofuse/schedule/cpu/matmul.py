@@ -203,7 +203,13 @@ def _shape(p: Product, c: MatmulConfiguration, hardware: Hardware) -> KernelShap
     memory = p.memory_bytes
     operands = 4 * p.batch * p.depth * (p.rows + p.columns)
     beside = max(0, memory - operands - out)
-    packing = 8 * p.batch * p.depth * p.columns * (row_tasks if c.pack == 1 else 1) if c.pack else 0
+    packed = p.batch * p.depth * p.columns * (row_tasks if c.pack == 1 else 1) if c.pack else 0
+    packing = 8 * packed
+    # Packing turns a transposed operand an element at a time; where heads are merged before the product, an element's
+    # place is computed for each, in every tile of columns unless it is staged.
+    moved = packed if p.transposed else 0
+    if p.packed and any(op.mapping is MappingType.SHUFFLE for op in p.left):
+        moved += p.rows * p.depth * (columns if c.stage == 0 else column_tasks if c.stage == 1 else 1)
     staging = 8 * p.batch * p.depth * p.rows * (column_tasks if c.stage == 1 else 1) if c.stage else 0
     return KernelShape(
         tasks=tasks if c.parallel else 1,
@@ -218,4 +224,5 @@ def _shape(p: Product, c: MatmulConfiguration, hardware: Hardware) -> KernelShap
         memory_bytes=memory,
         footprint=task_rows + task_columns + 4 * c.rb * c.mt * c.cb * c.jt * 2 * lanes,
         loops=1 + int(c.pack == 2) + int(c.stage == 2),
+        scattered=moved,
     )
