@@ -47,14 +47,16 @@ def prepare() -> None:
 
 
 class Anything(ReplayRunner):
-    """Replays one result for every kernel, a tenth of a millisecond each."""
+    """Replays one result for every kernel, a tenth of a millisecond each; after `most` of them it hangs."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
         super().__init__({})
+        self.left = most
 
     def measure(self, jobs: Iterable[MeasureJob]) -> Iterator[MeasureResult]:
         for job in jobs:
-            time.sleep(1e-4)
+            time.sleep(1e-4 if self.left else 60)
+            self.left -= 1
             references = {"arithmetic": (1e-4,) * 3, "memory": (1e-3,) * 3}
             yield MeasureResult(job.key, job.candidate, "ok", "", (1e-5, 2e-5, 3e-5), references)
 
@@ -64,12 +66,15 @@ def request(item: CollectItem, text: str, library: Path) -> BuildRequest:
     return BuildRequest(item.key, text, str(library), tir_digest="0123456789abcdef")
 
 
-def collect_into(path: str, added: Callable[[], object]) -> int:
-    """Collect what the store does not hold yet, `added` called after each record; the number of records added."""
+def collect_into(path: str, added: Callable[[], object], most: int = ITEMS) -> int:
+    """Collect what the store does not hold yet, `added` called after each record; the number of records added.
+
+    The measurement after `most` records hangs.
+    """
     with SqliteStore(path) as store:
         hardware = RecordedHardware("hw1", "a machine")
         told = lambda stats, text: added()  # noqa: E731
-        return collect(items(), store, Anything(), ReplayBuilder(), hardware, request, progress=told).done
+        return collect(items(), store, Anything(most), ReplayBuilder(), hardware, request, progress=told).done
 
 
 def sleeper() -> Callable[[dict[str, Any]], dict[str, Any]]:

@@ -175,7 +175,7 @@ class TestLines:
         new = (tmp_path / "b.jsonl").read_text().splitlines()
         assert len(new) == len(exported) + 1 and [line for line in new if line in exported] == exported
 
-    @settings(max_examples=300, deadline=None, derandomize=True)
+    @settings(max_examples=100, deadline=None, derandomize=True)
     @given(data=st.data())
     def test_whatever_stands_in_a_line_is_taken_or_refused_with_one_line(
         self, exported: list[str], data: st.DataObject

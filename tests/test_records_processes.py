@@ -56,12 +56,15 @@ for kill in range(kills):
     child = os.fork()
     if child == 0:
         os.close(read)
-        collect_into(path, lambda: os.write(write, b"."))
-        os._exit(0)
+        try:
+            collect_into(path, lambda: os.write(write, b"."), 20)
+        except BaseException as error:
+            print(repr(error), file=sys.stderr, flush=True)
+        os._exit(1)
     os.close(write)
     acknowledged, wanted = 0, 0 if kill % 5 == 0 else chooser.randrange(1, 12)
-    while acknowledged < wanted:
-        acknowledged += len(os.read(read, 1))
+    while acknowledged < wanted and (one := os.read(read, 1)):
+        acknowledged += len(one)
     time.sleep(chooser.uniform(0.0, 0.02 if wanted == 0 else 0.003))
     os.kill(child, signal.SIGKILL)
     while chunk := os.read(read, 4096):
