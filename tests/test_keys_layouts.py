@@ -43,6 +43,9 @@ def test_names_numbers_and_order_do_not_matter(recipe: Recipe, seed: int, data: 
     first = stored(recipe, layouts)
     assert layouts_text(again) == layouts_text(first)
     assert canonical_text(again) == canonical_text(first)
+    asked_before = stored(recipe, layouts)
+    workload_key(asked_before)
+    assert layouts_text(asked_before) == layouts_text(first)
 
 
 def test_equal_operators_side_by_side_may_be_swapped() -> None:

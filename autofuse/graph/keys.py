@@ -25,6 +25,7 @@ KEY_LENGTH = 32
 # Complete numberings to compare when last operators tie. Ties that matter need unusual symmetry; this covers
 # every arrangement of four equal siblings.
 _BUDGET = 24
+_ORDER = "keys.order"  # where a group keeps the order of its values, for `canonical_layouts`
 
 
 def workload_key(group: Group) -> str:
@@ -34,7 +35,11 @@ def workload_key(group: Group) -> str:
 
 def canonical_text(group: Group) -> str:
     """See the module. One line a statement, `%n` a value computed inside, `$n` a tensor from outside."""
-    return _Canonical(_logical(group)).text()
+    canonical = _Canonical(_logical(group))
+    text = canonical.text()
+    if len(canonical.ends) <= 1:  # nearly every group; layouts have no say in the numbering then
+        group.__dict__[_ORDER] = canonical.order
+    return text
 
 
 def canonical_layouts(group: Group) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -44,12 +49,14 @@ def canonical_layouts(group: Group) -> tuple[tuple[str, ...], tuple[str, ...]]:
     that the order of equal operators does not matter here either. Together with the text, the layouts tell everything
     about how the group's borders are stored.
     """
-    logical = _logical(group, layouts=True)
-    canonical = _Canonical(logical)
-    canonical.text()
-    outside = set(group.inputs)
-    reads = tuple(logical.layouts[v][0] for v in canonical.order if v in outside)
-    return reads, tuple(layout for v in canonical.order for layout in logical.layouts[v][1])
+    order = group.__dict__.get(_ORDER)
+    if order is None:
+        canonical = _Canonical(_logical(group, layouts=True))
+        canonical.text()
+        order = canonical.order
+    tensors, outside, stored = group.graph.tensors, set(group.inputs), _stored(group)
+    reads = tuple(tensors[v].layout for v in order if v in outside)
+    return reads, tuple(layout for v in order for layout in stored.get(v, ()))
 
 
 def graph_digest(graph: Graph) -> str:
@@ -126,17 +133,28 @@ def _logical(group: Group, layouts: bool = False) -> _Logical:
         values.update(dict.fromkeys(op.outputs))
         nodes.append(_Node(op.form, inputs, op.outputs))
     written: dict[int, int] = {}
-    stored: dict[int, list[str]] = {}
     for t in group.outputs:
         value = same.get(t, t)
         written[value] = written.get(value, 0) + 1
-        stored.setdefault(value, []).append(graph.tensors[t].layout)
         values[value] = None
     kept: dict[int, tuple[str, tuple[str, ...]]] = {}
     if layouts:
-        outside = set(group.inputs)
-        kept = {v: (graph.tensors[v].layout if v in outside else "", tuple(sorted(stored.get(v, ())))) for v in values}
+        outside, stored = set(group.inputs), _stored(group)
+        kept = {v: (graph.tensors[v].layout if v in outside else "", stored.get(v, ())) for v in values}
     return _Logical(tuple(nodes), {v: _type(graph.tensors[v]) for v in values}, written, kept)
+
+
+def _stored(group: Group) -> dict[int, tuple[str, ...]]:
+    """Value → the layouts in which the group writes it, sorted."""
+    same: dict[int, int] = {}
+    for op in group.operators:
+        if op.kind == LAYOUT_CHANGE and len(op.inputs) == 1 and len(op.outputs) == 1:
+            same[op.outputs[0]] = same.get(op.inputs[0], op.inputs[0])
+    found: dict[int, tuple[str, ...]] = {}
+    for t in group.outputs:
+        value = same.get(t, t)
+        found[value] = tuple(sorted((*found.get(value, ()), group.graph.tensors[t].layout)))
+    return found
 
 
 class _Canonical:
