@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from autofuse.codegen.digest import tir_digest
 from autofuse.measure.jobs import ArgumentSpec, arguments_from, one_line
-from autofuse.measure.process import ChildProcess
+from autofuse.measure.process import ChildProcess, Outcome
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
@@ -169,20 +169,24 @@ class PoolBuilder(Builder):
             outcome = child.request(asdict(request), self._timeout)
         finally:
             self._idle.put(child)
-        status = "build_failed" if outcome.status == "failed" else outcome.status
-        value = outcome.value
-        return BuildResult(
-            request.key,
-            request.candidate,
-            status,
-            one_line(outcome.message),
-            request.library,
-            value.get("function", request.function),
-            arguments_from(value["arguments"]) if "arguments" in value else request.arguments,
-            value.get("tir_digest", request.tir_digest),
-            time.monotonic() - begin,
-        )
+        return result_of(request, outcome, time.monotonic() - begin)
 
     def close(self) -> None:
         for child in self._children:
             child.close()
+
+
+def result_of(request: BuildRequest, outcome: Outcome, seconds: float) -> BuildResult:
+    """What a compiler's answer says of a request."""
+    value = outcome.value
+    return BuildResult(
+        request.key,
+        request.candidate,
+        "build_failed" if outcome.status == "failed" else outcome.status,
+        one_line(outcome.message),
+        request.library,
+        value.get("function", request.function),
+        arguments_from(value["arguments"]) if "arguments" in value else request.arguments,
+        value.get("tir_digest", request.tir_digest),
+        seconds,
+    )
