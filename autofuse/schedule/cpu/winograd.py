@@ -170,14 +170,15 @@ def _register_tiles(blocks: int, places: int, hardware: Hardware) -> tuple[tuple
     most = registers - registers // 4
     chains = W.chains_needed(hardware)
     scored = []
-    for nb in range(1, min(6, blocks) + 1):
+    widths = range(1, min(6, blocks) + 1)
+    for nb in [w for w in widths if blocks % w == 0 and (w > 1 or blocks == 1)] or widths:
         for mt in range(1, min(places, most // nb) + 1):
             if nb * mt + nb + 1 > registers:
                 continue
 
             def time(n: int, t: int) -> float:
-                # In half cycles, a multiply-add each; loads keep up to one and a half a cycle.
-                return max(n * t, 1.25 * (n + t), chains) if n and t else 0.0
+                # In half cycles, a multiply-add each. One and a half loads a cycle keep up; they cost a little even so.
+                return max(n * t, 1.25 * (n + t), chains) + 0.2 * n + 0.1 * t if n and t else 0.0
 
             full, rest = divmod(places, mt)
             across, left = divmod(blocks, nb)
@@ -219,19 +220,29 @@ def _configurations(layer: Layer, hardware: Hardware) -> tuple[WinogradConfigura
                 for group in dict.fromkeys((cob, 1)):
                     parallel = int(cores > 1 and (split == 1 or _ceil_div(rows, count) > 1))
                     found[WinogradConfiguration(m, nb, mt, count, group, split, parallel)] = None
-    ordered = [[c for c in found if c.m == m][: _OFFERED[m]] for m in sizes]
-    if len(sizes) > 1 and 4 * (sizes[0] + 2) ** 2 * depth * layer.oc * layer.lanes > hardware.l3_bytes:
-        ordered.reverse()  # transformed weights that come from memory: the fewer, the better
+    ordered = [
+        [c for c in found if c.m == m][: _OFFERED[m]] for m in sorted(sizes, key=lambda m: _least(layer, m, hardware))
+    ]
     # In turn: the first choice of each size before the second of any.
     longest = max(len(some) for some in ordered)
     return tuple(some[rank] for rank in range(longest) for some in ordered if rank < len(some))
 
 
+def _least(layer: Layer, m: int, hardware: Hardware) -> float:
+    """Seconds that the products take at least; many weights for few tiles come from memory."""
+    rows, across = layer.tiles(m)
+    weights = (m + 2) ** 2 * layer.ic * layer.oc * layer.lanes**2
+    far = 4 * weights / hardware.memory_bandwidth if 4 * weights > hardware.l3_bytes // 2 else 0.0
+    return max(weights * rows * across / (hardware.fma_per_second * hardware.cores), far)
+
+
 def _even(rows: int, most: int, cores: int) -> int:
-    """Rows a task, at most about `most`, such that tasks are alike and fill the cores."""
-    tasks = _ceil_div(rows, max(1, most))
-    tasks = _ceil_div(tasks, cores) * cores
-    return _ceil_div(rows, max(1, min(tasks, rows)))
+    """Rows a task, from half of `most` up to it, such that the core that does most does least; the larger of equals."""
+
+    def longest(each: int) -> int:
+        return min(rows, _ceil_div(_ceil_div(rows, each), cores) * each)
+
+    return min(range(max(1, most // 2), max(1, most) + 1), key=lambda each: (longest(each), -each))
 
 
 def _shape(group: Group, layer: Layer, c: WinogradConfiguration, hardware: Hardware) -> KernelShape:
@@ -272,11 +283,13 @@ def _shape(group: Group, layer: Layer, c: WinogradConfiguration, hardware: Hardw
     before = sum(op.work.flops for op in found.prologue)
     again = (alpha / c.m) ** 2 - 1.0
     work = max(1, group.work.flops)
+    # A last task with fewer rows takes as long as the others: a core waits.
+    idle = chunks * c.rows / rows - 1.0 if tasks > 1 else 0.0
     return KernelShape(
         tasks=tasks if c.parallel else 1,
         accumulators=accumulators,
         independent_chains=accumulators,
-        recompute=1.0 + again * before / work,
+        recompute=1.0 + again * before / work + idle,
         loads_per_fma=(c.nb + c.mt) / max(1, c.nb * c.mt),
         l1_bytes=l1,
         l2_bytes=l2,
