@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -11,11 +12,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from rpc_farm import small_network
 from test_runner import request as build_request
 
 from autofuse.cli import cli
 from autofuse.errors import InputError
-from autofuse.measure import BuildRequest, MeasureError
+from autofuse.measure import BuildRequest, MeasureError, PoolBuilder
 from autofuse.measure.farm import FarmBuilder, build_there, dask_builder
 
 
@@ -94,6 +96,18 @@ def cluster() -> Iterator[Any]:
 def test_a_dask_cluster_builds(cluster: Any, asked: BuildRequest) -> None:
     with dask_builder(cluster.scheduler_address) as builder:
         check(builder, asked)
+
+
+def test_collect_builds_on_the_cluster(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_here(self: object, *_: object) -> None:
+        raise AssertionError("nothing is built here")
+
+    monkeypatch.setattr(PoolBuilder, "build", none_here)
+    small_network(tmp_path / "small.onnx")
+    arguments = ["collect", str(tmp_path / "small.onnx"), "--db", str(tmp_path / "r.db"), "--configs", "1",
+                 "--threads", "2", "--trials", "2", "--json", "--dask", cluster.scheduler_address]  # fmt: skip
+    counts = json.loads(CliRunner().invoke(cli, arguments, catch_exceptions=False).stdout)
+    assert (counts["measured"], counts["failed"]) == (2, 0) and counts["left"] > 0
 
 
 def test_a_dask_address_that_nobody_answers_is_said() -> None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from autofuse.cli.options import input_shapes, json_option, print_json, status
+from autofuse.cli.options import address, input_shapes, json_option, print_json, status
 from autofuse.errors import InputError
+
+if TYPE_CHECKING:
+    from autofuse.compiler import Analysed
+    from autofuse.measure.order import CollectItem
 
 
 @click.command("collect")
@@ -21,6 +29,9 @@ from autofuse.errors import InputError
 @click.option("--budget", metavar="TIME", help="Stop after this long, e.g. 90s, 10m, 2h.")
 @click.option("--trials", type=click.IntRange(min=1), help="Stop after so many measurements.")
 @click.option("--configs", type=click.IntRange(min=1), default=4, show_default=True, help="Configurations a group.")
+@click.option("--rpc", metavar="HOST:PORT", help="Measure on the devices of this tracker (see `autofuse serve`).")
+@click.option("--key", metavar="NAME", help="The devices' key, with --rpc.")
+@click.option("--dask", metavar="ADDRESS", help="Build on the workers of this dask.distributed scheduler.")
 @click.option("--dry-run", is_flag=True, help="Say what would be measured, measure nothing.")
 @json_option
 def command(
@@ -34,22 +45,17 @@ def command(
     budget: str | None,
     trials: int | None,
     configs: int,
+    rpc: str | None,
+    key: str | None,
+    dask: str | None,
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Measure candidate kernels of MODEL... on this machine into a record store.
+    """Measure candidate kernels of MODEL... into a record store, on this machine or on the devices of a tracker.
 
-    Groups of the greedy and the present best plans come first. Run again, it goes on where it stopped.
+    Groups of the greedy and the present best plans come first. Run again, it goes on where it stopped. Devices of
+    several hardware take turns: what is measured is what each one's own target is compiled to.
     """
-    from autofuse.compiler import analyse, choose_cost_model, problem_of
-    from autofuse.measure.collection import CollectSettings, collect
-    from autofuse.measure.kernels import KernelSource, items_of
-    from autofuse.measure.order import in_order
-    from autofuse.records import RecordedHardware, open_store
-    from autofuse.schedule.registry import families
-    from autofuse.search.strategies import strategy
-    from autofuse.target import fingerprint
-
     seconds = _seconds(budget) if budget else None
     names = list(models)
     if whole_zoo:
@@ -58,11 +64,115 @@ def command(
         names += [n for n in zoo.names() if n not in names]
     if not names:
         raise InputError("name at least one model, or --zoo")
+    if (rpc is None) != (key is None):
+        raise InputError("--rpc and --key go together: --rpc HOST:PORT --key NAME")
+    if rpc is not None and (threads is not None or target != "llvm"):
+        raise InputError("--target and --threads are the devices' own with --rpc: autofuse serve --threads N")
+    given = input_shapes(shapes)
+
+    def candidates(goal: str) -> tuple[list[Analysed], list[CollectItem]]:
+        return _candidates(names, goal, threads, batch, given, configs)
+
+    from autofuse.measure.process import MeasureError
+
+    with ExitStack() as stack:
+        places = _devices(stack, rpc, key) if rpc and key else [_here(stack, target)]
+        if dry_run:
+            _say_candidates(names, candidates(places[0].target)[1], as_json)
+            return
+        from autofuse.measure import CollectSettings, PoolBuilder, collect
+        from autofuse.measure.farm import dask_builder
+        from autofuse.measure.kernels import KernelSource
+        from autofuse.records import RecordedHardware, open_store
+
+        store = stack.enter_context(open_store(db))
+        builder = stack.enter_context(dask_builder(dask) if dask else PoolBuilder(2))
+        end = None if seconds is None else time.monotonic() + seconds
+        done: list[tuple[str, Any]] = []
+        failed: list[MeasureError] = []
+        for place in places:
+            analysed, ordered = candidates(place.target)
+            row, runner = place.take(analysed[0].target.threads)
+            so_far = sum(s.done + s.skipped for _, s in done)
+            settings = CollectSettings(
+                budget=None if end is None else max(0.0, end - time.monotonic()),
+                trials=None if trials is None else max(0, trials - so_far),
+            )
+            with KernelSource(analysed) as source, _Bar(len(ordered)) as bar:
+                try:
+                    stats = collect(
+                        ordered, store, runner, builder, RecordedHardware.of(row), source.request, source.reference,
+                        settings, bar.update,
+                    )  # fmt: skip
+                except MeasureError as error:
+                    failed.append(error)
+                    continue
+            done.append((row.digest, stats))
+            if stats.interrupted:
+                break
+        if failed and not done:
+            raise failed[0]
+        for missed in failed:
+            warnings.warn(str(missed), stacklevel=2)
+        kept = store.stats().as_dict()
+    if as_json:
+        print_json({**_counts([s for _, s in done]), "hardware": {d: _counts([s]) for d, s in done}, "store": kept})
+        return
+    for digest, stats in done:
+        where = f" on {digest}" if len(places) > 1 else ""
+        click.echo(
+            f"{stats.measured} measured{where}, {stats.failed} failed, {stats.cached} already there, {stats.left} left"
+            f" in {stats.seconds:.0f} s; {db} holds {kept['ok']} records of {kept['workloads']} workloads"
+        )
+
+
+class _Place:
+    """Where kernels are measured: `take` gives the hardware row, and the runner, for a pool of so many threads."""
+
+    def __init__(self, target: str, take: Callable[[int], tuple[Any, Any]]) -> None:
+        self.target = target
+        self.take = take
+
+
+def _here(stack: ExitStack, target: str) -> _Place:
+    from autofuse.measure import LocalRunner
+    from autofuse.target import fingerprint
+
+    return _Place(target, lambda threads: (fingerprint(threads), stack.enter_context(LocalRunner(threads))))
+
+
+def _devices(stack: ExitStack, rpc: str, key: str) -> list[_Place]:
+    """A place for each hardware among the devices."""
+    from autofuse.measure.remote import RpcRunner
+
+    runner = RpcRunner(*address(rpc, "--rpc"), key)
+    stack.enter_context(runner)
+
+    def place(row: Any, target: str) -> _Place:
+        def take(threads: int) -> tuple[Any, RpcRunner]:
+            runner.select(row.digest)
+            return row, runner
+
+        return _Place(target, take)
+
+    return [place(row, target) for row, target in runner.hardware()]
+
+
+def _candidates(
+    names: list[str], target: str, threads: int | None, batch: int | None, shapes: Any, configs: int
+) -> tuple[list[Analysed], list[CollectItem]]:
+    """The models as analysed for a target, and what to measure of them, in order."""
+    from autofuse.compiler import analyse, choose_cost_model, problem_of
+    from autofuse.measure.kernels import items_of
+    from autofuse.measure.order import in_order
+    from autofuse.schedule.registry import families
+    from autofuse.search.strategies import strategy
+
     analysed, items = [], []
     with status("collecting") as tell:
         for name in names:
             tell(f"analysing {name}")
-            model = analyse(name, target=target, threads=threads, batch=batch, input_shapes=input_shapes(shapes))
+            model = analyse(name, target=target, threads=threads, batch=batch, input_shapes=shapes)
             costs = choose_cost_model(model, "analytical", None, None)
             problem = problem_of(model, costs)
             planned = {c.group for s in ("greedy", "dp") for c in strategy(s).search(problem).choices}
@@ -70,49 +180,26 @@ def command(
             kinds = families(model.hardware.kind)
             items += items_of(groups, kinds, model.hardware, model.graph.name, configs, planned)
             analysed.append(model)
-        ordered = in_order(items, costs)
-    if dry_run:
-        keys = {(i.key, i.candidate.family.name, i.candidate.config.text) for i in ordered}
-        report = {"models": names, "candidates": len(keys), "workloads": len({i.key for i in ordered})}
-        if as_json:
-            print_json(report)
-        else:
-            click.echo(f"{report['candidates']} candidates of {report['workloads']} workloads in {len(names)} models")
-        return
-    from autofuse.measure import LocalRunner, PoolBuilder
+        return analysed, in_order(items, costs)
 
-    pool = analysed[0].target.threads
-    with (
-        open_store(db) as store,
-        LocalRunner(pool) as runner,
-        PoolBuilder(2) as builder,
-        KernelSource(analysed) as source,
-        _Bar(len(ordered)) as bar,
-    ):
-        stats = collect(
-            ordered,
-            store,
-            runner,
-            builder,
-            RecordedHardware.of(fingerprint(pool)),
-            source.request,
-            source.reference,
-            CollectSettings(budget=seconds, trials=trials),
-            bar.update,
-        )
-        kept = store.stats().as_dict()
+
+def _say_candidates(names: list[str], ordered: list[CollectItem], as_json: bool) -> None:
+    keys = {(i.key, i.candidate.family.name, i.candidate.config.text) for i in ordered}
+    report = {"models": names, "candidates": len(keys), "workloads": len({i.key for i in ordered})}
     if as_json:
-        print_json({**_counts(stats), "store": kept})
-        return
-    click.echo(
-        f"{stats.measured} measured, {stats.failed} failed, {stats.cached} already there, {stats.left} left"
-        f" in {stats.seconds:.0f} s; {db} holds {kept['ok']} records of {kept['workloads']} workloads"
-    )
+        print_json(report)
+    else:
+        click.echo(f"{report['candidates']} candidates of {report['workloads']} workloads in {len(names)} models")
 
 
-def _counts(stats: Any) -> dict[str, Any]:
-    keys = ("measured", "failed", "cached", "skipped", "left", "seconds", "interrupted", "failures")
-    return {k: getattr(stats, k) for k in keys}
+def _counts(stats: list[Any]) -> dict[str, Any]:
+    """The counts of several runs together."""
+    keys = ("measured", "failed", "cached", "skipped", "left", "seconds")
+    return {
+        **{k: sum(getattr(s, k) for s in stats) for k in keys},
+        "interrupted": any(s.interrupted for s in stats),
+        "failures": [f for s in stats for f in s.failures],
+    }
 
 
 def _seconds(text: str) -> float:

@@ -28,13 +28,14 @@ class LocalRunner(Runner):
 
     def measure(self, jobs: Iterable[MeasureJob]) -> Iterator[MeasureResult]:
         for job in jobs:
-            yield _result(job, self._child.request(job.to_dict(), job.limits.timeout))
+            yield result_of(job, self._child.request(job.to_dict(), job.limits.timeout))
 
     def close(self) -> None:
         self._child.close()
 
 
-def _result(job: MeasureJob, outcome: Outcome) -> MeasureResult:
+def result_of(job: MeasureJob, outcome: Outcome) -> MeasureResult:
+    """What a worker's answer says of a job."""
     if outcome.status != "ok":
         status = "crashed" if outcome.status == "failed" else outcome.status
         return MeasureResult.failure(job, status, outcome.message)

@@ -7,10 +7,12 @@ the other streams more memory than last-level caches hold; both use the whole th
 # mypy: disable-error-code="valid-type,untyped-decorator,no-untyped-def"
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import tvm
+from numpy.typing import NDArray
 from tvm.script import tirx as T
 
 TASKS = 32  # divides evenly over 1, 2, 4, 8, 16 and 32 threads
@@ -18,6 +20,7 @@ STEPS = 4000  # dependent multiply-adds of each of the 64 lanes of a task: 0.1 t
 ROWS = 8192  # rows of 32 floats that a task of the memory kernel reads: 1 MB, 32 MB in all
 # 64 tasks of 1 MB: 64 MB, twice the last-level cache of the machines that this was made on.
 STREAMS = 64
+NAMES = ("memory", "arithmetic")  # in the order in which they run
 
 
 @T.prim_func
@@ -50,12 +53,24 @@ def _memory(data: T.Buffer((STREAMS, ROWS, 32), "float32"), out: T.Buffer((STREA
 
 def build_references() -> dict[str, Callable[[], object]]:
     """Callables that run the reference kernels once: memory first, arithmetic next to the kernel that is measured."""
-    target = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
-    module = tvm.compile(tvm.IRModule({"arithmetic": _arithmetic, "memory": _memory}), target=target)
-    seeds = tvm.runtime.tensor(np.linspace(0.5, 1.5, 64, dtype=np.float32))
-    ends = tvm.runtime.tensor(np.zeros((TASKS, 64), np.float32))
+    module = compile_references({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
+
+    def bound(name: str) -> Callable[[], object]:
+        kernel, tensors = module[name], [tvm.runtime.tensor(array) for array in reference_arrays(name)]
+        return lambda: kernel(*tensors)
+
+    return {name: bound(name) for name in NAMES}
+
+
+def compile_references(target: Mapping[str, object]) -> Any:
+    """The reference kernels for a target in TVM's words, as TVM's executable: functions of NAMES."""
+    module = tvm.IRModule({"arithmetic": _arithmetic, "memory": _memory})
+    return tvm.compile(module, target=tvm.target.Target(dict(target)))
+
+
+def reference_arrays(name: str) -> list[NDArray[np.float32]]:
+    """What a reference kernel is called with; the last is its output."""
+    if name == "arithmetic":
+        return [np.linspace(0.5, 1.5, 64, dtype=np.float32), np.zeros((TASKS, 64), np.float32)]
     # Every page is written once: pages that were never written share one zeroed page and would sit in the caches.
-    data = tvm.runtime.tensor(np.ones((STREAMS, ROWS, 32), np.float32))
-    sums = tvm.runtime.tensor(np.zeros((STREAMS, 32), np.float32))
-    arithmetic, memory = module["arithmetic"], module["memory"]
-    return {"memory": lambda: memory(data, sums), "arithmetic": lambda: arithmetic(seeds, ends)}
+    return [np.ones((STREAMS, ROWS, 32), np.float32), np.zeros((STREAMS, 32), np.float32)]

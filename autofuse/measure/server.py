@@ -59,7 +59,7 @@ def describe(threads: int) -> dict[str, object]:
 
 
 def set_deadline(seconds: float) -> None:
-    """End this process by SIGALRM after `seconds`, whatever it does then (a kernel that hangs holds no lock of ours)."""
+    """End this process by SIGALRM after `seconds`, whatever it does then: no thread of ours has to run for it."""
     signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
