@@ -216,3 +216,25 @@ def test_a_single_product_is_left_to_others() -> None:
     last = next(op for op in reversed(case.graph.operators) if op.kind == "matmul")
     refusal = ATTENTION.match(Group.of(case.graph, [last.index]), HARDWARE)
     assert refusal is not None and refusal.rule == "anchor"
+
+
+def test_heads_are_split_whole_or_not_at_all() -> None:
+    case, _ = split_and_merged(Sizes(1, 2, 8, 8, 8, 8), None)
+    operators = case.graph.operators
+    reshapes = [op.index for op in operators if op.kind == "reshape"]
+    half = ATTENTION.match(Group.of(case.graph, [op.index for op in operators if op.index != reshapes[0]]), HARDWARE)
+    assert half is not None and half.rule == "run"
+    moved = ("reshape", "permute_dims")
+    core = Group.of(case.graph, [op.index for op in operators if op.kind not in moved])
+    assert ATTENTION.match(core, HARDWARE) is None
+
+
+def test_what_the_kernel_before_does_for_nothing_is_left_to_it() -> None:
+    def build(emit: Any, x: Any, w: Any, bias: Any, k: Any, v: Any) -> Any:
+        q = emit(R.add(emit(R.matmul(x, w)), bias))
+        return R.matmul(emit(R.nn.softmax(emit(R.matmul(q, k)))), v)
+
+    case = LoweredGroup(build, [(2, 6, 8), (8, 8), (8,), (2, 8, 9), (2, 9, 8)])
+    refusal = ATTENTION.match(Group.of(case.graph, range(1, len(case.graph.operators))), HARDWARE)
+    assert refusal is not None and refusal.rule == "prologue"
+    assert ATTENTION.match(Group.of(case.graph, range(2, len(case.graph.operators))), HARDWARE) is None

@@ -19,6 +19,8 @@ from autofuse.schedule.family import remembered
 
 # Arithmetic operators before an operand, or in what is read beside the scores, that are computed where they are read.
 _MOST_BEFORE = 4
+_TILES = frozenset({MappingType.MANY_TO_MANY, MappingType.MANY_TO_ONE})
+_MOVES = frozenset({MappingType.ONE_TO_ONE, MappingType.REORGANIZE, MappingType.SHUFFLE})
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ def parse(group: Group, lanes: int) -> Attention | Refusal:
     values = product.parse(Group.of(graph, tail, [t for t in group.outputs if graph.producer[t] in tail]), lanes)
     if isinstance(values, Refusal):
         return values
-    refusal = _check(group, scores, values)
+    refusal = _check(group, scores, values) or _cut(group)
     return refusal if refusal is not None else Attention(group, scores, values)
 
 
@@ -174,8 +176,35 @@ def _check(group: Group, scores: Product, values: Product) -> Refusal | None:
         dear = next((op for op in working if op.work.special or op.work.divide), None)
         if dear is not None:
             return Refusal("prologue", f"{dear.name} ({dear.kind}) is too dear to be repeated", (dear.index,))
+        for op in working:
+            before = [graph.operators[p] for p in graph.predecessors[op.index] if not group.mask >> p & 1]
+            tile = next((p for p in before if p.mapping in _TILES), None)
+            if tile is not None:
+                return Refusal("prologue", f"{op.name} ({op.kind}) is free on the tiles of {tile.name}", (op.index,))
         if len(working) > _MOST_BEFORE:
             return Refusal("prologue", "too much arithmetic before an operand of the products", (working[0].index,))
+    return None
+
+
+def _cut(group: Group) -> Refusal | None:
+    """Whether the group ends inside a run of operators that only move: heads are split here or before, not half.
+
+    Groups that differ in nothing else would crowd out others in the search.
+    """
+    graph = group.graph
+
+    def runs_on(first: int, second: int) -> bool:
+        ends = graph.operators[first], graph.operators[second]
+        moves = all(op.mapping in _MOVES and not op.work.flops for op in ends)
+        return moves and len(graph.successors[first]) == 1 and len(graph.predecessors[second]) == 1
+
+    for op in group.operators:
+        edges = [(p, op.index) for p in graph.predecessors[op.index]]
+        edges += [(op.index, s) for s in graph.successors[op.index]]
+        for first, second in edges:
+            if not (group.mask >> first & 1 and group.mask >> second & 1) and runs_on(first, second):
+                names = f"{graph.operators[first].name} and {graph.operators[second].name}"
+                return Refusal("run", f"{names} only move: both are in the kernel, or none", (first, second))
     return None
 
 
