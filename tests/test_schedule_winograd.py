@@ -13,7 +13,7 @@ from schedule_harness import HARDWARE, Case, Role, Sketch, Value, block
 
 from autofuse.cost.analytical import AnalyticalCostModel
 from autofuse.cost.model import Candidate
-from autofuse.graph.model import Group
+from autofuse.graph.model import Group, MappingType, Work
 from autofuse.measure.jobs import ArgumentSpec, MeasureJob, fill_inputs
 from autofuse.schedule.cpu.conv2d import Conv2dFamily
 from autofuse.schedule.cpu.winograd import ERROR, WinogradConfiguration, WinogradFamily
@@ -103,6 +103,39 @@ def test_tiles_that_divide_nothing(text: str) -> None:
     case = layer((2, 24, 9, 11), 40, behind="residual")
     config = WinogradConfiguration.parse(text)
     case.check(FAMILY, [config], tolerance=ERROR[config.m])
+
+
+@pytest.mark.parametrize("lanes", [4, 16])
+def test_vectors_of_other_widths(lanes: int) -> None:
+    hardware = replace(HARDWARE, vector_bytes=4 * lanes)
+    sketch = Sketch()
+    plain = sketch.uniform((1, 32, 11, 9))
+    data = sketch.source((), array=block(plain, lanes))
+    value = sketch.conv2d(data, plain, 48, (3, 3), padding=(1, 1, 1, 1), lanes=lanes)
+    case = sketch.finish(sketch.relu(value))
+    offered = FAMILY.configs(case.group, hardware)
+    for m, split in ((4, 0), (2, 1)):
+        config = next(c for c in offered if (c.m, c.split) == (m, split))
+        case.check(FAMILY, [config], hardware, tolerance=ERROR[m])
+
+
+def test_large_batches_do_not_transform_everything_before() -> None:
+    """All transformed data would not fit the last cache, and no plan of memory knows of it."""
+    hardware = replace(HARDWARE, l3_bytes=1 << 20)
+
+    def splits(batch: int) -> set[int]:
+        sketch = Sketch()
+        zeros = np.zeros((batch, 8, 112, 112, 8), "float32")
+        weight = sketch.source((8, 8, 3, 3, 8, 8), Role.CONSTANT)
+        value = sketch.op(
+            "nn.conv2d", lambda *_: None, [sketch.source((), array=zeros), weight], zeros,
+            mappings=[MappingType.MANY_TO_MANY] * 2, work=Work(fma=zeros.size * 64 * 9),
+            attrs={"strides": (1, 1), "padding": (1, 1, 1, 1), "dilation": (1, 1), "groups": 1, "variant": "blocked"},
+        )  # fmt: skip
+        return {c.split for c in FAMILY.configs(sketch.finish(value).group, hardware)}
+
+    assert splits(1) == {0, 1}
+    assert splits(8) == {0}
 
 
 def test_the_layout_can_change_behind() -> None:

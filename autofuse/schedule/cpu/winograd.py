@@ -35,6 +35,8 @@ MOST_CHANNELS = 2048
 _LEAST_WORK = 200_000
 # Configurations offered at most, by m.
 _OFFERED = {2: 5, 4: 8}
+# Bytes that all transformed data of a layer may take at least, whatever the last cache holds.
+_MOST_APART = 16 << 20
 # Additions and multiplications of a transform in one dimension, by m: of m + 2 data, of m + 2 products.
 _INPUT_OPERATIONS = {2: 4, 4: 18}
 _OUTPUT_OPERATIONS = {2: 4, 4: 14}
@@ -199,17 +201,17 @@ def _configurations(layer: Layer, hardware: Hardware) -> tuple[WinogradConfigura
         rows, across = layer.tiles(m)
         products = (m + 2) ** 2
         row_bytes = 4 * products * across * depth  # transformed data of a row of tiles
-        tasks: list[tuple[int, int]] = []  # (split, rows)
+        together: list[tuple[int, int]] = []  # (split, rows)
+        apart: list[tuple[int, int]] = []
         # Data in L2, some rows a task: enough tasks for the cores.
         fits = max(1, hardware.l2_bytes // 2 // row_bytes)
         for wanted in (fits, 2 * fits, max(1, fits // 2)):
             count = max(1, min(wanted, _ceil_div(rows, cores)))
-            tasks.append((0, _even(rows, count, cores)))
-        for wanted in (rows, max(1, 2 * fits)):
-            tasks.append((1, _even(rows, min(wanted, rows), 1)))
+            together.append((0, _even(rows, count, cores)))
+        if rows * row_bytes <= max(hardware.l3_bytes, _MOST_APART):
+            apart = [(1, _even(rows, min(wanted, rows), 1)) for wanted in (rows, 2 * fits)]
         weights = 4 * products * depth * layer.oc * layer.lanes
-        if weights > 8 * hardware.l2_bytes:
-            tasks = tasks[-2:] + tasks[:-2]
+        tasks = apart + together if weights > 8 * hardware.l2_bytes else together + apart
         for split, count in dict.fromkeys(tasks):
             for nb, mt in _register_tiles(layer.oc, count * across, hardware)[:2]:
                 tiles = _ceil_div(layer.oc, nb)
