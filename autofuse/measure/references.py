@@ -21,6 +21,7 @@ ROWS = 8192  # rows of 32 floats that a task of the memory kernel reads: 1 MB, 3
 # 64 tasks of 1 MB: 64 MB, twice the last-level cache of the machines that this was made on.
 STREAMS = 64
 NAMES = ("memory", "arithmetic")  # in the order in which they run
+FILL = "fill"  # writes the memory kernel's data, which is much to send to another machine
 
 
 @T.prim_func
@@ -51,6 +52,15 @@ def _memory(data: T.Buffer((STREAMS, ROWS, 32), "float32"), out: T.Buffer((STREA
             out[stream, lane] = acc[lane]
 
 
+@T.prim_func
+def _fill(data: T.Buffer((STREAMS, ROWS, 32), "float32")):
+    T.func_attr({"global_symbol": "fill", "tirx.noalias": True})
+    for stream in T.parallel(STREAMS):
+        for row in range(ROWS):
+            for lane in T.vectorized(32):
+                data[stream, row, lane] = T.float32(1)
+
+
 def build_references() -> dict[str, Callable[[], object]]:
     """Callables that run the reference kernels once: memory first, arithmetic next to the kernel that is measured."""
     module = compile_references({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
@@ -63,8 +73,8 @@ def build_references() -> dict[str, Callable[[], object]]:
 
 
 def compile_references(target: Mapping[str, object]) -> Any:
-    """The reference kernels for a target in TVM's words, as TVM's executable: functions of NAMES."""
-    module = tvm.IRModule({"arithmetic": _arithmetic, "memory": _memory})
+    """The reference kernels for a target in TVM's words, as TVM's executable: functions of NAMES, and FILL."""
+    module = tvm.IRModule({"arithmetic": _arithmetic, "memory": _memory, FILL: _fill})
     return tvm.compile(module, target=tvm.target.Target(dict(target)))
 
 
