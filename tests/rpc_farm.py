@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +47,7 @@ class Farm:
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[Any]] = []
         self.port = free_port()
+        self.folder = Path(tempfile.mkdtemp(prefix="farm-"))  # of all temporary files: who is killed leaves some
         self._start(sys.executable, "-m", "tvm.exec.rpc_tracker", "--host", "127.0.0.1", "--silent",
                     "--port", str(self.port), "--port-end", str(self.port + 1))  # fmt: skip
         for _ in range(300):
@@ -56,7 +59,8 @@ class Farm:
 
     def _start(self, *command: str, **options: Any) -> subprocess.Popen[Any]:
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **options}
-        process = subprocess.Popen(command, start_new_session=True, **quiet)
+        environment = {**os.environ, "TMPDIR": str(self.folder)}
+        process = subprocess.Popen(command, start_new_session=True, env=environment, **quiet)
         self._processes.append(process)
         return process
 
@@ -104,6 +108,7 @@ class Farm:
             process.wait()
             if process.stdout is not None:
                 process.stdout.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
