@@ -211,6 +211,7 @@ def _shape(p: Product, c: MatmulConfiguration, hardware: Hardware) -> KernelShap
     if p.packed and any(op.mapping is MappingType.SHUFFLE for op in p.left):
         moved += p.rows * p.depth * (columns if c.stage == 0 else column_tasks if c.stage == 1 else 1)
     staging = 8 * p.batch * p.depth * p.rows * (column_tasks if c.stage == 1 else 1) if c.stage else 0
+    near_traffic = l2 + out + packing + staging
     return KernelShape(
         tasks=tasks if c.parallel else 1,
         vector_fill=p.columns / (vectors * lanes),
@@ -219,8 +220,9 @@ def _shape(p: Product, c: MatmulConfiguration, hardware: Hardware) -> KernelShap
         recompute=1.0 + again / flops,
         loads_per_fma=(min(2 * c.jt, vectors) + c.mt) / max(1, accumulators),
         l1_bytes=l1 + packing + staging,
-        l2_bytes=l2 + out + packing + staging,
+        l2_bytes=near_traffic,
         l3_bytes=far + out + beside,
+        exposed=(packing + staging) / near_traffic,
         memory_bytes=memory,
         footprint=task_rows + task_columns + 4 * c.rb * c.mt * c.cb * c.jt * 2 * lanes,
         loops=1 + int(c.pack == 2) + int(c.stage == 2),
