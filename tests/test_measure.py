@@ -33,7 +33,7 @@ from autofuse.measure import (
 from autofuse.measure.collection import nearer_reference
 from autofuse.measure.jobs import fill_inputs
 from autofuse.measure.replay import candidate_text
-from autofuse.measure.timing import half_width, take_samples
+from autofuse.measure.timing import Steadiness, half_width, take_samples
 from autofuse.records import MemoryStore, Record, RecordedHardware, RecordStore, SqliteStore, Workload
 from autofuse.records.groups import group_from_text
 from autofuse.records.identity import identity_of, layouts_text
@@ -76,7 +76,7 @@ class TestTiming:
     def test_drift_that_the_reference_shares_does_not_count_as_noise(self) -> None:
         """The machine slows down throughout; the ratio stands still, so few samples do."""
         clock = Clock()
-        drift = [1.1**i for i in range(400)]
+        drift = [1.02**i for i in range(400)]
         steps = iter(drift)
         pace = [1.0]
 
@@ -92,6 +92,34 @@ class TestTiming:
         assert len(taken.kernel) == 6
         without = take_samples(clock.kernel(3e-3 * d for d in drift), {}, "arithmetic", limits, clock)
         assert len(without.kernel) > 30
+
+    def test_samples_next_to_a_disturbed_reference_are_taken_again(self) -> None:
+        """A neighbour halves the machine now and then; what was measured meanwhile is not kept."""
+        clock = Clock()
+        pace = itertools.cycle([1.0, 1.0, 2.0, 1.0, 1.0, 1.9])
+        now = [1.0]
+
+        def reference() -> None:
+            now[0] = next(pace)
+            clock.now += 1e-3 * now[0]
+
+        def kernel() -> None:
+            clock.now += 5e-3 * now[0] ** 2
+
+        limits = MeasureLimits(min_samples=8, max_samples=40, budget=1e9, min_sample=0.0)
+        taken = take_samples(kernel, {"memory": reference}, "memory", limits, clock)
+        assert taken.kernel == pytest.approx([5e-3] * 8) and taken.references["memory"] == pytest.approx([1e-3] * 8)
+
+    def test_retakes_are_capped_and_a_job_that_is_disturbed_throughout_keeps_what_it_has(self) -> None:
+        clock = Clock()
+        steady = Steadiness()
+        for _ in range(200):
+            steady.add("memory", 1e-3)
+        assert steady.usual("memory") == pytest.approx(1e-3) and steady.usual("arithmetic") is None
+        slow = clock.kernel(itertools.repeat(3e-3))
+        limits = MeasureLimits(min_samples=4, max_samples=10, retakes=5, budget=1e9, min_sample=0.0)
+        taken = take_samples(clock.kernel(itertools.repeat(1e-3)), {"memory": slow}, "memory", limits, clock, steady)
+        assert len(taken.kernel) == len(taken.references["memory"]) == 15
 
     def test_a_noisy_kernel_is_sampled_up_to_the_cap_or_the_budget(self) -> None:
         clock = Clock()

@@ -34,7 +34,8 @@ class MeasureLimits:
     """How long and how well to time one kernel. Times in seconds.
 
     `timeout` covers the whole job from loading to the last sample. Timing ends when the 95 % confidence interval of the
-    ratio to the reference is within ±`confidence` of it, after `max_samples`, or when `budget` is used up.
+    ratio to the reference is within ±`confidence` of it, after `max_samples`, or when `budget` is used up. Samples
+    whose reference is further than `drift` off its usual time are taken again, up to `retakes` of them.
     """
 
     timeout: float = 30.0
@@ -44,6 +45,8 @@ class MeasureLimits:
     max_samples: int = 60
     confidence: float = 0.03
     min_sample: float = 3e-4  # a sample repeats the kernel until it lasts this long
+    drift: float = 0.10
+    retakes: int = 30
 
 
 @dataclass(frozen=True)

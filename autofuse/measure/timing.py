@@ -9,11 +9,14 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autofuse.measure.jobs import MeasureLimits
 
+# Runs a kernel so many times in a row, gives the seconds of one run.
+Timed = Callable[[int], float]
 # A kernel this long (seconds) brings its data back into the caches in a small part of its own time.
 _LONG = 0.05
 
@@ -38,43 +41,93 @@ def half_width(values: Sequence[float]) -> float:
     return 1.96 * 1.2533 * (high - low) / 1.349 / math.sqrt(len(values)) / middle
 
 
+class Steadiness:
+    """What the reference kernels usually take, from their latest runs in this process, over all that was timed."""
+
+    def __init__(self, remembered: int = 400) -> None:
+        self._remembered = remembered
+        self._times: dict[str, deque[float]] = {}
+
+    def add(self, name: str, seconds: float) -> None:
+        """One more run of a reference kernel."""
+        self._times.setdefault(name, deque(maxlen=self._remembered)).append(seconds)
+
+    def usual(self, name: str) -> float | None:
+        """Median of the latest runs, seconds; None if there was none."""
+        return statistics.median(self._times[name]) if name in self._times else None
+
+
 def take_samples(
     kernel: Callable[[], object],
     references: Mapping[str, Callable[[], object]],
     reference: str,
     limits: MeasureLimits,
     clock: Callable[[], float] = time.perf_counter,
+    steadiness: Steadiness | None = None,
+) -> Samples:
+    """`sample_runs` of callables that run a kernel once in this process, timed by `clock`."""
+
+    def timed(run: Callable[[], object]) -> Timed:
+        def seconds(times: int) -> float:
+            begin = clock()
+            for _ in range(times):
+                run()
+            return max(clock() - begin, 1e-9) / times
+
+        return seconds
+
+    runs = {name: timed(run) for name, run in references.items()}
+    return sample_runs(timed(kernel), runs, reference, limits, clock, steadiness)
+
+
+def sample_runs(
+    kernel: Timed,
+    references: Mapping[str, Timed],
+    reference: str,
+    limits: MeasureLimits,
+    clock: Callable[[], float] = time.perf_counter,
+    steadiness: Steadiness | None = None,
 ) -> Samples:
     """Time `kernel`, each sample next to one run of every reference, until `limits` say that it is enough.
 
     The references run in the order of the mapping; the kernel once more, untimed, before its sample, so that it finds
-    its data in the caches as it would in a network run over and over.
+    its data in the caches as it would in a network run over and over. A sample whose reference is further than
+    `limits.drift` off its usual time was taken while a neighbour had part of the machine: it is taken again, up to
+    `limits.retakes` of them, and left out unless too few remain. `clock` (seconds) is what the budget is held against.
     """
-
-    def timed(run: Callable[[], object], times: int = 1) -> float:
-        begin = clock()
-        for _ in range(times):
-            run()
-        return max(clock() - begin, 1e-9) / times
-
+    steady = steadiness or Steadiness()
     start = clock()
-    once = min(timed(kernel) for _ in range(max(limits.warmup, 1)))
+    once = min(kernel(1) for _ in range(max(limits.warmup, 1)))
     for run in references.values():
-        run()
+        run(1)
     repeats = max(1, min(math.ceil(limits.min_sample / once), 10_000))
     samples: list[float] = []
     beside: dict[str, list[float]] = {name: [] for name in references}
-    ratios: list[float] = []
     while True:
         for name, run in references.items():
-            beside[name].append(timed(run))
+            beside[name].append(run(1))
+            steady.add(name, beside[name][-1])
         if once < _LONG:
-            kernel()
-        samples.append(timed(kernel, repeats))
-        ratios.append(samples[-1] / beside[reference][-1] if reference in beside else samples[-1])
-        n = len(samples)
-        if n >= limits.max_samples or (n >= 3 and clock() - start > limits.budget):
+            kernel(1)
+        samples.append(kernel(repeats))
+        kept = _undisturbed(beside.get(reference), steady.usual(reference), len(samples), limits)
+        n = len(kept)
+        if n >= limits.max_samples or len(samples) >= limits.max_samples + limits.retakes:
             break
+        if len(samples) >= 3 and clock() - start > limits.budget:
+            break
+        ratios = [samples[i] / beside[reference][i] if reference in beside else samples[i] for i in kept]
         if n >= limits.min_samples and half_width(ratios) <= limits.confidence:
             break
-    return Samples(tuple(samples), {name: tuple(times) for name, times in beside.items()})
+    if len(kept) < min(limits.min_samples, len(samples)):
+        kept = list(range(len(samples)))
+    return Samples(
+        tuple(samples[i] for i in kept), {name: tuple(times[i] for i in kept) for name, times in beside.items()}
+    )
+
+
+def _undisturbed(times: Sequence[float] | None, usual: float | None, count: int, limits: MeasureLimits) -> list[int]:
+    """Which of the samples so far stood next to a reference that took what it usually takes."""
+    if not times or usual is None:
+        return list(range(count))
+    return [i for i, seconds in enumerate(times) if abs(seconds / usual - 1) <= limits.drift]

@@ -12,19 +12,20 @@ from numpy.typing import NDArray
 from autofuse.measure.child import Handler
 from autofuse.measure.jobs import ArgumentSpec, MeasureJob, fill_inputs
 from autofuse.measure.references import build_references
-from autofuse.measure.timing import take_samples
+from autofuse.measure.timing import Steadiness, take_samples
 from autofuse.schedule.preparations import prepare
 
 
 def factory() -> Handler:
     """The handler of measuring jobs; the reference kernels are built once, here."""
     references = build_references()
+    steadiness = Steadiness()
 
     def handle(request: dict[str, Any]) -> dict[str, Any]:
         job = MeasureJob.from_dict(request)
         kernel = tvm.runtime.load_module(job.library)[job.function]
         inputs = iter(kernel_inputs(job.arguments, job.seed))
-        arrays = [_poison(a.shape, a.dtype) if a.output else next(inputs) for a in job.arguments]
+        arrays = [poison(a.shape, a.dtype) if a.output else next(inputs) for a in job.arguments]
         tensors = [tvm.runtime.tensor(array) for array in arrays]
         kernel(*tensors)
         if job.expected is not None:
@@ -34,7 +35,7 @@ def factory() -> Handler:
             wrong = compare(outputs, expected, job.tolerance)
             if wrong:
                 return {"status": "wrong", "message": wrong}
-        samples = take_samples(lambda: kernel(*tensors), references, job.reference, job.limits)
+        samples = take_samples(lambda: kernel(*tensors), references, job.reference, job.limits, steadiness=steadiness)
         return {"status": "ok", "samples": samples.kernel, "references": samples.references}
 
     return handle
@@ -50,7 +51,7 @@ def evaluator() -> Handler:
         kernel = tvm.runtime.load_module(job.library)[job.function]
         with np.load(job.expected, allow_pickle=False) as file:
             inputs = iter([file[name] for name in file.files])
-        arrays = [_poison(a.shape, a.dtype) if a.output else next(inputs) for a in job.arguments]
+        arrays = [poison(a.shape, a.dtype) if a.output else next(inputs) for a in job.arguments]
         tensors = [tvm.runtime.tensor(array) for array in arrays]
         kernel(*tensors)
         np.savez(target, *[t.numpy() for t, a in zip(tensors, job.arguments, strict=True) if a.output])
@@ -66,7 +67,7 @@ def kernel_inputs(arguments: Sequence[ArgumentSpec], seed: int) -> list[NDArray[
     return [prepare(s.preparation, a) if s.preparation else a for s, a in zip(specs, filled, strict=True)]
 
 
-def _poison(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+def poison(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
     """An output as it is before the kernel ran: values that show where it did not write."""
     kind = np.dtype(dtype)
     if kind.kind == "f":

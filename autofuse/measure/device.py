@@ -1,0 +1,145 @@
+"""What runs in the child process that drives one device: takes jobs, has them run there over TVM's RPC. Needs TVM.
+
+Requests: {"connect": true} takes a free device from the tracker; a job as in the local runner measures on it. The
+answer {"status": "lost"} says that the device, or the session there, is gone; the next request has to be a connect.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import rpc
+
+from autofuse.measure.child import Handler
+from autofuse.measure.jobs import MeasureJob
+from autofuse.measure.references import FILL, NAMES, compile_references, reference_arrays
+from autofuse.measure.server import DEADLINE, DESCRIBE
+from autofuse.measure.timing import Steadiness, Timed, sample_runs
+from autofuse.measure.worker import compare, kernel_inputs, poison
+
+
+def factory(host: str, port: str, key: str) -> Handler:
+    """The handler of one device of `key` at a time."""
+    devices: list[Device] = []
+
+    def handle(request: dict[str, Any]) -> dict[str, Any]:
+        if "connect" in request:
+            devices.clear()
+            session = rpc.connect_tracker(host, int(port)).request(key, max_retry=3)
+            try:
+                describe = session.get_function(DESCRIBE)
+            except AttributeError:
+                return {"status": "foreign"}
+            description = json.loads(describe())
+            devices.append(Device(session, description["target"]))
+            return {"status": "ok", **description}
+        if not devices:  # this process is a new one: the last died
+            return {"status": "lost", "message": "the process that drove the device ended"}
+        return devices[0].measure(MeasureJob.from_dict(request))
+
+    return handle
+
+
+@functools.cache
+def _references(target: str) -> bytes:
+    """The library of the reference kernels for a target, in TVM's words as JSON."""
+    with tempfile.TemporaryDirectory(prefix="autofuse-") as folder:
+        library = Path(folder) / "references.so"
+        compile_references(json.loads(target)).export_library(str(library))
+        return library.read_bytes()
+
+
+class Device:
+    """A session with a device, and the reference kernels there."""
+
+    def __init__(self, session: Any, target: dict[str, Any]) -> None:
+        self._session = session
+        self._deadline = session.get_function(DEADLINE)
+        self._cpu = session.cpu()
+        self._steadiness = Steadiness()
+        self._numbers = count()
+        session.upload(bytearray(_references(json.dumps(target))), "references.so")
+        module = self._load("references.so")
+        self._references = {name: self._timed(module, name, self._reference_tensors(module, name)) for name in NAMES}
+
+    def _reference_tensors(self, module: Any, name: str) -> list[Any]:
+        first, *rest = reference_arrays(name)
+        if name == "memory":
+            there = tvm.runtime.empty(first.shape, "float32", device=self._cpu)
+            module[FILL](there)
+        else:
+            there = tvm.runtime.tensor(first, device=self._cpu)
+        return [there, *(tvm.runtime.tensor(array, device=self._cpu) for array in rest)]
+
+    def _upload(self, library: Path) -> str:
+        # The loader there takes a name that it knows for the library that it has already.
+        name = f"{next(self._numbers)}-{library.name}"
+        self._session.upload(str(library), name)
+        return name
+
+    def _load(self, name: str) -> Any:
+        try:
+            return self._session.load_module(name)
+        finally:
+            self._session.remove(name)
+
+    def _timed(self, module: Any, function: str, tensors: Sequence[Any]) -> Timed:
+        """Runs there, timed there: what the way to the device takes is no part of it."""
+        evaluators: dict[int, Any] = {}
+
+        def seconds(times: int) -> float:
+            if times not in evaluators:
+                evaluators[times] = module.time_evaluator(function, self._cpu, number=times)
+            return max(float(evaluators[times](*tensors).mean), 1e-9)
+
+        return seconds
+
+    def measure(self, job: MeasureJob) -> dict[str, Any]:
+        """Check and time one kernel. Raises what went wrong, as long as the device lives on."""
+        begin = time.monotonic()
+        try:
+            inputs = iter(kernel_inputs(job.arguments, job.seed))
+            arrays = [poison(a.shape, a.dtype) if a.output else next(inputs) for a in job.arguments]
+            name = self._upload(Path(job.library))
+            tensors = [tvm.runtime.tensor(array, device=self._cpu) for array in arrays]
+            begin = time.monotonic()
+            self._deadline(job.limits.timeout)  # from here on the device keeps the time itself
+            return self._run(job, self._load(name), tensors)
+        except Exception:
+            if self._alive():
+                raise
+            if time.monotonic() - begin >= 0.98 * job.limits.timeout:
+                return {"status": "lost", "timeout": True, "message": f"not done after {job.limits.timeout:g} s"}
+            return {"status": "lost", "message": "the session there ended"}
+        finally:
+            self._alive()
+
+    def _run(self, job: MeasureJob, module: Any, tensors: Sequence[Any]) -> dict[str, Any]:
+        module[job.function](*tensors)
+        if job.expected is not None:
+            outputs = [t.numpy() for t, a in zip(tensors, job.arguments, strict=True) if a.output]
+            with np.load(job.expected, allow_pickle=False) as file:
+                expected = [file[f"arr_{i}"] for i in range(len(outputs))]
+            wrong = compare(outputs, expected, job.tolerance)
+            if wrong:
+                return {"status": "wrong", "message": wrong}
+        kernel = self._timed(module, job.function, tensors)
+        samples = sample_runs(kernel, self._references, job.reference, job.limits, steadiness=self._steadiness)
+        return {"status": "ok", "samples": samples.kernel, "references": samples.references}
+
+    def _alive(self) -> bool:
+        """Whether the session still answers; takes the deadline away."""
+        try:
+            self._deadline(0.0)
+        except Exception:
+            return False
+        return True
