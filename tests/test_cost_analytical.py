@@ -153,12 +153,12 @@ def test_recompute_is_paid_on_top() -> None:
     assert t["total"] == pytest.approx(1.25e-4 + ENTRY_SECONDS)
 
 
-def test_small_tensors_stay_in_l2() -> None:
-    # 16 KiB in and out: far inside L2, so neither L3 nor memory is paid for.
+def test_half_of_small_tensors_stays_in_l2() -> None:
+    # 16 KiB in and out: far inside L2; what another core wrote comes through L3 all the same, nothing from memory.
     t = terms(one(Work(simple=1), 4096), FULL)
     assert t["l1"] == pytest.approx(32768 / 4e10) and t["l2"] == pytest.approx(32768 / 2e10)
-    assert t["l3"] == 0.0 and t["memory"] == 0.0
-    assert t["total"] == pytest.approx(t["l2"] + ENTRY_SECONDS)
+    assert t["l3"] == pytest.approx(0.5 * 32768 / 1e10) and t["memory"] == 0.0
+    assert t["total"] == pytest.approx(max(t["l2"], t["l3"]) + ENTRY_SECONDS)
 
 
 def test_larger_tensors_come_from_l3() -> None:
@@ -295,11 +295,11 @@ def test_a_hundred_thousand_candidates_in_one_batch() -> None:
     assert costs.shape == (100_000,) and np.array_equal(costs[:1000], costs[-1000:])
 
 
-def test_traffic_that_fits_l2_does_not_cross_its_border() -> None:
+def test_traffic_of_what_fits_l2_crosses_its_border_half() -> None:
     group = one(Work(simple=1), 1 << 10)
     small = replace(FULL, l3_bytes=1 << 28, footprint=1 << 10)
-    assert terms(group, small)["l3"] == 0.0
-    assert terms(group, replace(small, footprint=1 << 24))["l3"] > 0.0
+    large = replace(small, footprint=1 << 24)
+    assert terms(group, small)["l3"] == pytest.approx(0.5 * terms(group, large)["l3"])
 
 
 def test_scattered_elements_are_moved_one_by_one() -> None:

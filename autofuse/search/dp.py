@@ -17,6 +17,9 @@ from autofuse.search.interval import interval_cover
 from autofuse.search.order import peak_memory, run_order
 from autofuse.search.problem import Choice, SearchProblem, SearchResult, SearchStrategy
 
+# Prices of a kernel that are tried when near ties are settled, in units of one that never breaks the allowance.
+_PRICES = (64.0, 8.0, 1.0)
+
 
 class DPStrategy(SearchStrategy):
     """Exact over the choices.
@@ -70,24 +73,30 @@ class DPStrategy(SearchStrategy):
     ) -> Cover:
         """A cover with fewer kernels, or as many and less traffic, within `tie` of the best and no dearer than `known`.
 
-        A price p for each kernel, p = (allowance - best) / kernels of the best, cannot push the cost of the cheapest
-        cover over the allowance: cost' + p·kernels' <= best + p·kernels.
+        A price for each kernel makes the search weigh kernels against time. With p = (allowance - best) / kernels of
+        the best no cover over the allowance can come out: cost' + p·kernels' <= best + p·kernels. Higher prices find
+        covers with fewer kernels, if they keep to the allowance: the highest is tried first.
         """
         allowance = min([cover.value * (1 + self.tie)] + [sum(weights[j] for j in other) for other in known])
-        price = max(0.0, (allowance - cover.value) / max(1, len(cover.chosen)))
-        price = max(price, cover.value * 1e-12)  # exact ties are settled too
+        allowance = max(allowance, cover.value)
+        price = max((allowance - cover.value) / max(1, len(cover.chosen)), cover.value * 1e-12)
         traffic = sum(search.choices[j].traffic for j in cover.chosen) or 1
         # The traffic of the whole plan weighs as much as half a kernel: for the best cover, at most
         # price * (kernels + 1/2) * 2/3 <= price * kernels is added.
         price *= 2 / 3
-        dearer = [w + price * (1 + 0.5 * c.traffic / traffic) for w, c in zip(weights, search.choices, strict=True)]
-        # Where the first look ran into its cap, the second one is kept short.
+        # Where the first look ran into its cap, the others are kept short.
         cap = None if cover.exact else search.thresholds.states_per_region // 20
-        again = search.best(dearer, [cover.chosen], cap=cap)
-        if again is None:
-            return cover
-        value = sum(weights[j] for j in again.chosen)
-        return Cover(again.chosen, value, again.exact) if value <= max(allowance, cover.value) else cover
+        for times in _PRICES:
+            dearer = [
+                w + times * price * (1 + 0.5 * c.traffic / traffic)
+                for w, c in zip(weights, search.choices, strict=True)
+            ]
+            again = search.best(dearer, [cover.chosen], cap=cap)
+            if again is not None:
+                value = sum(weights[j] for j in again.chosen)
+                if value <= allowance:
+                    return Cover(again.chosen, value, again.exact)
+        return cover
 
     @staticmethod
     def _ordered(problem: SearchProblem, picked: Sequence[Choice], cover: Cover) -> list[Choice]:
