@@ -217,13 +217,13 @@ class AnalyticalCostModel(CostModel):
         """Seconds for the bytes that cross each border: registers/L1, L1/L2, L2/L3, L3/memory.
 
         Compulsory bytes (inputs and outputs once) cross the borders that their producer's leftovers do not save them:
-        L1 and L2 always; L3 as far as a core's part of them, or what one task works on, does not fit its L2, and HANDED_ON
-        of them at least; memory as far as they do not fit L3 (tensors are hot in L3 unless they are larger). Traffic that the tiling repeats is
-        stated by the kernel shape; what it repeats across L2/L3 comes from memory where the tasks that run at once
-        overflow L3 together. They share what they read, so together they hold no more than the compulsory bytes, unless
-        one alone does. L1, L2 and L3 bandwidths are a core's and add up over cores; memory's is the chip's, and one
-        core cannot draw more of it than of L3. (L1 bandwidth is that of full vectors: `evaluate` divides by the share
-        of lanes in use.)
+        L1 and L2 always; L3 as far as a core's part of them, or what one task works on, does not fit its L2, HANDED_ON
+        of them at least; memory as far as they do not fit L3 (tensors are hot in L3 unless they are larger). Traffic
+        that the tiling repeats is stated by the kernel shape; what it repeats across L2/L3 comes from memory where the
+        tasks that run at once overflow L3 together. They share what they read, so together they hold no more than the
+        compulsory bytes, unless one alone does. L1, L2 and L3 bandwidths are a core's and add up over cores; memory's
+        is the chip's, and one core cannot draw more of it than of L3. (L1 bandwidth is that of full vectors: `evaluate`
+        divides by the share of lanes in use.)
         """
         h = self.hardware
         running = np.maximum(footprint, np.minimum(footprint * used, compulsory))

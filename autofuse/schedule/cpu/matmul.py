@@ -222,7 +222,7 @@ def _shape(p: Product, c: MatmulConfiguration, hardware: Hardware) -> KernelShap
         l1_bytes=l1 + packing + staging,
         l2_bytes=near_traffic,
         l3_bytes=far + out + beside,
-        exposed=(packing + staging) / near_traffic,
+        exposed=staging / near_traffic,
         memory_bytes=memory,
         footprint=task_rows + task_columns + 4 * c.rb * c.mt * c.cb * c.jt * 2 * lanes,
         loops=1 + int(c.pack == 2) + int(c.stage == 2),
