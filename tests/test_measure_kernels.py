@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +17,7 @@ from autofuse.graph.keys import canonical_text, workload_key
 from autofuse.graph.model import Access, Graph, Group, MappingType, Operator, Role, Tensor
 from autofuse.graph.reasons import Refusal
 from autofuse.measure.kernels import KernelSource, index_ranges, items_of
+from autofuse.schedule.family import Configuration
 from autofuse.target import Hardware
 
 HARDWARE = Hardware()
@@ -29,6 +30,15 @@ class Picky(PlainFamily):
 
     def match(self, group: Group, hardware: Hardware) -> Refusal | None:
         return None if len(group.members) == 1 else Refusal("size", "more than one operator")
+
+
+class Wide(PlainFamily):
+    """Has many configurations."""
+
+    name: ClassVar[str] = "wide"
+
+    def configs(self, group: Group, hardware: Hardware) -> Sequence[Configuration]:
+        return [Scale(scale) for scale in range(1, 21)]
 
 
 class View(PlainFamily):
@@ -53,6 +63,15 @@ class TestItems:
         ]
         assert items[2].key == workload_key(groups[1]) and items[2].text == canonical_text(groups[1])
         assert all(i.model == "net" for i in items)
+
+    def test_explore_other_configurations_the_same_ones_every_time(self) -> None:
+        group = Group.of(graph(["a"]), [0])
+        space = [c.text for c in Wide().configs(group, HARDWARE)]
+        first, again = (items_of([group], (Wide(),), HARDWARE, "net", configs=2, explore=3) for _ in range(2))
+        texts = [i.candidate.config.text for i in first]
+        assert texts[:2] == space[:2] and len(texts) == len(set(texts)) == 5 and set(texts) <= set(space)
+        assert texts == [i.candidate.config.text for i in again]
+        assert len(items_of([group], (Wide(),), HARDWARE, "net", configs=2, explore=100)) == len(space)
 
     def test_leave_out_what_nothing_schedules_and_what_computes_nothing(self) -> None:
         assert items_of([chain(["reshape"])], (View(), FAMILY), HARDWARE, "net") == []

@@ -28,7 +28,12 @@ if TYPE_CHECKING:
 @click.option("--batch", type=click.IntRange(min=1))
 @click.option("--budget", metavar="TIME", help="Stop after this long, e.g. 90s, 10m, 2h.")
 @click.option("--trials", type=click.IntRange(min=1), help="Stop after so many measurements.")
-@click.option("--configs", type=click.IntRange(min=1), default=4, show_default=True, help="Configurations a group.")
+@click.option(
+    "--configs", type=click.IntRange(min=1), default=4, show_default=True, help="First configurations a group."
+)
+@click.option(
+    "--explore", type=click.IntRange(min=0), default=2, show_default=True, help="Others a group, drawn at random."
+)
 @click.option("--rpc", metavar="HOST:PORT", help="Measure on the devices of this tracker (see `autofuse serve`).")
 @click.option("--key", metavar="NAME", help="The devices' key, with --rpc.")
 @click.option("--dask", metavar="ADDRESS", help="Build on the workers of this dask.distributed scheduler.")
@@ -45,6 +50,7 @@ def command(
     budget: str | None,
     trials: int | None,
     configs: int,
+    explore: int,
     rpc: str | None,
     key: str | None,
     dask: str | None,
@@ -71,7 +77,7 @@ def command(
     given = input_shapes(shapes)
 
     def candidates(goal: str) -> tuple[list[Analysed], list[CollectItem]]:
-        return _candidates(names, goal, threads, batch, given, configs)
+        return _candidates(names, goal, threads, batch, given, configs, explore)
 
     from autofuse.measure.process import MeasureError
 
@@ -159,7 +165,7 @@ def _devices(stack: ExitStack, rpc: str, key: str) -> list[_Place]:
 
 
 def _candidates(
-    names: list[str], target: str, threads: int | None, batch: int | None, shapes: Any, configs: int
+    names: list[str], target: str, threads: int | None, batch: int | None, shapes: Any, configs: int, explore: int
 ) -> tuple[list[Analysed], list[CollectItem]]:
     """The models as analysed for a target, and what to measure of them, in order."""
     from autofuse.compiler import analyse, choose_cost_model, problem_of
@@ -178,7 +184,7 @@ def _candidates(
             planned = {c.group for s in ("greedy", "dp") for c in strategy(s).search(problem).choices}
             groups = dict.fromkeys(c.group for c in problem.choices if c.family)
             kinds = families(model.hardware.kind)
-            items += items_of(groups, kinds, model.hardware, model.graph.name, configs, planned)
+            items += items_of(groups, kinds, model.hardware, model.graph.name, configs, planned, explore)
             analysed.append(model)
         return analysed, in_order(items, costs)
 

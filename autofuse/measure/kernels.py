@@ -6,6 +6,7 @@ compiling and running happen in children.
 
 from __future__ import annotations
 
+import random
 import tempfile
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -42,11 +43,13 @@ def items_of(
     model: str,
     configs: int = 4,
     planned: Container[Group] = (),
+    explore: int = 0,
 ) -> list[CollectItem]:
     """Items for `groups` with the first `configs` configurations of each group's first family that matches.
 
-    Families that stand beside it add as many. `planned`: the groups of present plans. Groups that no family matches, or
-    that compute nothing, are left out.
+    `explore` others follow, drawn at random (the same ones in every run): what is measured should not only be what the
+    families believe in. Families that stand beside the first one add as many. `planned`: the groups of present plans.
+    Groups that no family matches, or that compute nothing, are left out.
     """
     items = []
     for group in groups:
@@ -55,7 +58,10 @@ def items_of(
             continue
         key, text = workload_key(group), canonical_text(group)
         for one in (family, *beside(families, family, group, hardware)):
-            for config in list(one.configs(group, hardware))[:configs]:
+            space = list(one.configs(group, hardware))
+            rest = space[configs:]
+            drawn = random.Random(f"{key} {one.name}").sample(rest, min(explore, len(rest)))
+            for config in (*space[:configs], *drawn):
                 items.append(CollectItem(Candidate(group, one, config), key, text, model, group in planned))
     return items
 
