@@ -1,6 +1,6 @@
 """Measures the zoo's networks and writes docs/results.md: fusion, latency, compile time and errors, side by side.
 
-Usage: python scripts/bench_zoo.py [--networks a,b] [--batches 1,large] [--engines ...] [--budget S] [--page-only]
+Usage: python scripts/bench_zoo.py [--networks a,b] [--batches 1,large] [--engines ...] [--duel-only] [--page-only]
 
 Each network and batch leaves its raw results in docs/results/NAME-bN.json; those that are there are skipped unless
 named with --networks. The page is written from all of them, so that one network can be measured again.
@@ -142,6 +142,7 @@ def measure(network: str, batch: int, options: argparse.Namespace) -> dict[str, 
                 skipped[engine] = reason
             else:
                 engines.append(engine)
+        rivals = duel(network, batch, options, executables)
         print(f"  timing: {', '.join(engines)}", file=sys.stderr, flush=True)
         result = bench.run(
             network,
@@ -161,9 +162,41 @@ def measure(network: str, batch: int, options: argparse.Namespace) -> dict[str, 
         "compiles": compiles,
         "skipped": skipped,
         "bench": result.to_json(),
+        "duel": rivals,
         "budget_s": options.budget,
         "seconds": time.perf_counter() - began,
     }
+
+
+def duel(
+    network: str, batch: int, options: argparse.Namespace, executables: Mapping[str, Path]
+) -> dict[str, Any] | None:
+    """dp against greedy alone, in many short turns: they differ by less than the machine does between long ones."""
+    from autofuse import bench
+    from autofuse.bench.interleave import Pace
+
+    if not {"dp", "greedy"} <= set(executables):
+        return None
+    print("  duel: dp, greedy", file=sys.stderr, flush=True)
+    both = {name: executables[name] for name in ("dp", "greedy")}
+    pace = Pace(rounds=options.duels, budget=options.duel_budget, visit=0.08, most_calls=10, pause=0.02)
+    result = bench.run(network, engines=list(both), threads=options.threads, batch=batch, pace=pace, executables=both)
+    found: dict[str, Any] = result.to_json()
+    return found
+
+
+def duel_again(path: Path, network: str, batch: int, options: argparse.Namespace) -> dict[str, Any]:
+    """The results that are there, with the duel repeated on fresh compiles."""
+    raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    with tempfile.TemporaryDirectory(prefix="autofuse-zoo-") as name:
+        executables = {}
+        for strategy in ("dp", "greedy"):
+            output = Path(name) / f"{strategy}.so"
+            found = compiled(network, strategy, batch, options, output)
+            if "error" in found:
+                raise RuntimeError(f"{strategy}: {found['error']}")
+            executables[strategy] = output
+        return {**raw, "duel": duel(network, batch, options, executables)}
 
 
 def _too_slow(network: str, batch: int, engine: str, budget: float) -> str:
@@ -191,6 +224,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15, help="rounds of an engine that is not slow")
     parser.add_argument("--budget", type=float, default=90.0, help="seconds for the rounds of one network")
     parser.add_argument("--engine-budget", type=float, default=90.0, help="seconds that a slow engine may take")
+    parser.add_argument("--duels", type=int, default=40, help="rounds of dp against greedy alone")
+    parser.add_argument("--duel-budget", type=float, default=60.0, help="seconds for them")
+    parser.add_argument("--duel-only", action="store_true", help="repeat them alone, for the results that are there")
     parser.add_argument("--again", action="store_true", help="measure everything, whatever is there")
     parser.add_argument("--page-only", action="store_true", help="write the page from the results that are there")
     parser.add_argument("--compile", help=argparse.SUPPRESS)
@@ -216,11 +252,14 @@ def main() -> int:
                 continue
             batch = large_batch(network, options.threads) if text == "large" else int(text)
             path = RAW / f"{network}-b{batch}.json"
-            if path.exists() and not options.networks and not options.again:
+            if options.duel_only and not path.exists():
+                continue
+            if path.exists() and not (options.networks or options.again or options.duel_only):
                 continue
             print(f"{network}, batch {batch}", file=sys.stderr, flush=True)
             try:
-                write_json(path, measure(network, batch, options))
+                again = duel_again(path, network, batch, options) if options.duel_only else None
+                write_json(path, again or measure(network, batch, options))
             except Exception as error:
                 print(f"{network}, batch {batch}: {type(error).__name__}: {error}", file=sys.stderr)
                 failed = True

@@ -78,10 +78,17 @@ def test_a_slow_engine_gets_fewer_rounds_spread_over_the_run():
 
 
 def test_an_engine_slower_than_the_whole_budget_is_still_timed_once():
-    done, time, _ = play({"a": 0.01, "glacial": 50.0, "b": 0.01}, Pace(rounds=10, budget=5))
+    done, time, log = play({"a": 0.01, "glacial": 50.0, "b": 0.01}, Pace(rounds=10, budget=5))
     assert len(done.visits["glacial"]) == 1
-    assert done.visits["a"] and done.visits["b"]
-    assert time.now < 55
+    # It comes last and starves nobody; its round is one that the others were in.
+    assert len(done.visits["a"]) == len(done.visits["b"]) == 10 and log[-1] == "glacial"
+    assert done.visits["glacial"][0].round in {visit.round for visit in done.visits["a"]}
+    assert time.now < 60
+
+
+def test_engines_that_are_all_glacial_are_heard_once_each():
+    done, _, log = play({"a": 50.0, "b": 60.0}, Pace(rounds=3, budget=5))
+    assert log == ["a", "b"] and all(len(done.visits[name]) == 1 for name in "ab")
 
 
 def test_waking_calls_are_not_timed():

@@ -105,6 +105,52 @@ def test_tiles_that_divide_nothing(text: str) -> None:
     case.check(FAMILY, [config], tolerance=ERROR[config.m])
 
 
+@FEW
+@given(
+    st.integers(1, 2),
+    st.integers(25, 40),
+    st.integers(25, 40),
+    st.integers(4, 8),
+    st.integers(4, 8),
+    st.sampled_from(["none", "relu", "residual", "swish"]),
+    st.tuples(st.sampled_from([2, 4]), st.sampled_from([0, 1]), st.integers(0, 7)),
+)
+def test_a_pool_behind_is_taken_from_the_tiles(
+    n: int, inner: int, outer: int, height: int, width: int, behind: str, which: tuple[int, int, int]
+) -> None:
+    case = pooled((n, inner, 2 * height, 2 * width), outer, behind)
+    config = pick(case, *which)
+    case.check(FAMILY, [config], tolerance=ERROR[config.m])
+
+
+def test_other_pools_are_refused() -> None:
+    ok = pooled((1, 16, 12, 12), 16, "relu")
+    assert FAMILY.match(ok.group, HARDWARE) is None
+    for case in (
+        pooled((1, 16, 12, 12), 16, "relu", window=(3, 3)),
+        pooled((1, 16, 12, 12), 16, "relu", strides=(1, 1)),
+        pooled((1, 16, 12, 12), 16, "relu", pads=(1, 1, 1, 1)),
+        pooled((1, 16, 13, 12), 16, "relu"),
+    ):
+        assert FAMILY.match(case.group, HARDWARE) is not None
+
+
+def pooled(
+    shape: tuple[int, int, int, int],
+    channels: int,
+    behind: str,
+    window: tuple[int, int] = (2, 2),
+    strides: tuple[int, int] = (2, 2),
+    pads: tuple[int, int, int, int] = (0, 0, 0, 0),
+) -> Case:
+    """A 3x3 convolution, something behind it, then a max pool."""
+    sketch = Sketch(3)
+    plain = sketch.uniform(shape)
+    value = sketch.conv2d(sketch.source((), array=block(plain)), plain, channels, (3, 3), padding=(1, 1, 1, 1))
+    (value,) = _behind(sketch, value, behind, channels)
+    return sketch.finish(sketch.pool(value, "max", window, strides=strides, padding=pads))
+
+
 @pytest.mark.parametrize("lanes", [4, 16])
 def test_vectors_of_other_widths(lanes: int) -> None:
     hardware = replace(HARDWARE, vector_bytes=4 * lanes)

@@ -34,6 +34,7 @@ class Pace:
     Attributes:
         rounds: visits of an engine that is not slow.
         budget: for all rounds together, pauses and probes included; every engine gets at least one visit all the same.
+            An engine of which one call takes half of its share or more is heard once, after the rounds.
         visit: timed calls of one visit should take about this long.
         most_calls: timed calls in a visit at most.
         pause: before each visit: threads of the engine before that still spin for work fall asleep.
@@ -61,6 +62,10 @@ class Pace:
 
     def timed_calls(self, call: float) -> int:
         return max(1, min(self.most_calls, int(self.visit / max(call, 1e-9))))
+
+    def glacial(self, call: float, contestants: int) -> bool:
+        """Whether one call takes half of an engine's share of the budget: its visits would starve the others."""
+        return call >= self.budget / max(1, contestants) / 2
 
     def visits(self, call: float, contestants: int) -> int:
         """Visits that fit in an equal share of the budget: at least one, at most `rounds`."""
@@ -123,17 +128,20 @@ def interleave(
     """
     pace = pace or Pace()
     watch = Guard(guard, pace.disturbed) if guard is not None else None
-    due = {c.name: due_rounds(pace.visits(call_seconds[c.name], len(contestants)), pace.rounds) for c in contestants}
+    last = [c for c in contestants if pace.glacial(call_seconds[c.name], len(contestants))]
+    others = [c for c in contestants if c not in last]
+    due = {c.name: due_rounds(pace.visits(call_seconds[c.name], len(others)), pace.rounds) for c in others}
     visits: dict[str, list[Visit]] = {c.name: [] for c in contestants}
     probed: dict[str, list[Visit]] = {p.name: [] for p in probes}
     errors: dict[str, str] = {}
     start = clock()
+    index = 0
     for index in range(pace.rounds):
         # Probes first, last and in between as the rotation has it would cost as much as an engine: once is enough.
         for probe in list(probes):
             if probe.name not in errors:
                 _visit(probe, call_seconds[probe.name], index, pace, probed, errors, sleep)
-        for contestant in rotated(contestants, index):
+        for contestant in rotated(others, index):
             name = contestant.name
             over = clock() - start >= pace.budget
             # Past the budget only those that were never heard are, whenever they were due.
@@ -143,8 +151,13 @@ def interleave(
             if progress is not None:
                 progress(f"round {index + 1}: {name}", index, pace.rounds)
             _watched_visit(contestant, call_seconds[name], index, pace, visits, errors, sleep, watch, over)
-        if clock() - start >= pace.budget and all(visits[c.name] or c.name in errors for c in contestants):
+        if clock() - start >= pace.budget and all(visits[c.name] or c.name in errors for c in others):
             break
+    for contestant in last:
+        if progress is not None:
+            progress(f"after the rounds: {contestant.name}", pace.rounds, pace.rounds)
+        # Counted to a round that the others were in, so that ratios can be taken.
+        _watched_visit(contestant, call_seconds[contestant.name], index, pace, visits, errors, sleep, watch, True)
     if progress is not None:
         progress("rounds done", pace.rounds, pace.rounds)
     return Interleaved(

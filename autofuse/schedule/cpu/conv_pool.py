@@ -42,7 +42,7 @@ class ConvPoolConfiguration(Configuration):
 
 
 @dataclass(frozen=True)
-class _Pair:
+class Pair:
     """The two halves of a group."""
 
     conv: W.Window
@@ -59,7 +59,8 @@ class _Pair:
 
 
 @remembered
-def _split(group: Group) -> _Pair | Refusal:
+def split(group: Group) -> Pair | Refusal:
+    """The group's convolution and its pooling, or why it has not one of each."""
     pools = [op for op in group.operators if op.kind in _POOLS]
     if len(pools) != 1:
         return Refusal("anchor", f"needs exactly one pooling operator, has {len(pools)}")
@@ -80,7 +81,7 @@ def _split(group: Group) -> _Pair | Refusal:
         return Refusal("output", "the convolution's rows are read by more than the pooling", tuple(before))
     if len(second.out.shape) != 5:
         return Refusal("padding", f"{pool.name} is not in channel blocks", (pool.index,))
-    pair = _Pair(first, second)
+    pair = Pair(first, second)
     strides = W.pair(pool.attrs, "strides", 1)
     padding = W.pair(pool.attrs, "padding", 0)
     padding = padding if len(padding) == 4 else padding * 2
@@ -104,7 +105,7 @@ class ConvPoolFamily(ScheduleFamily):
 
     def match(self, group: Group, hardware: Hardware) -> Refusal | None:
         """One blocked convolution, then one pooling, elementwise operators around both."""
-        found = _split(group)
+        found = split(group)
         if isinstance(found, Refusal):
             return found
         if found.conv.out.shape[-1] != hardware.lanes:
@@ -172,8 +173,8 @@ class ConvPoolFamily(ScheduleFamily):
 
         return B.guarded(f"conv2d_pool {config.text}", lambda: _apply(func, config))
 
-    def _pair(self, group: Group) -> _Pair:
-        found = _split(group)
+    def _pair(self, group: Group) -> Pair:
+        found = split(group)
         if isinstance(found, Refusal):
             raise ValueError(f"group does not match: {found}")
         return found

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from autofuse.graph.model import Group, Role
 from autofuse.graph.reasons import Refusal
+from autofuse.schedule.cpu import conv_pool
 from autofuse.schedule.cpu import window as W
 from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily, remembered
 from autofuse.schedule.preparations import winograd_text
@@ -63,7 +64,10 @@ class WinogradConfiguration(Configuration):
 
 @dataclass(frozen=True)
 class Layer:
-    """A 3×3 convolution: `oc` and `ic` channel blocks of `lanes`; `weight`: its weights' place among group.inputs."""
+    """A 3×3 convolution: `oc` and `ic` channel blocks of `lanes`; `weight`: its weights' place among group.inputs.
+
+    pooled: a 2×2 max pool of stride 2 ends the group; a tile of results holds whole windows of it.
+    """
 
     n: int
     oc: int
@@ -77,6 +81,7 @@ class Layer:
     padded: bool
     lanes: int
     weight: int
+    pooled: bool
 
     def tiles(self, m: int) -> tuple[int, int]:
         """Rows of tiles over the whole batch, tiles in a row."""
@@ -84,9 +89,28 @@ class Layer:
 
 
 @remembered
+def convolution_of(group: Group) -> W.Window | Refusal:
+    """The convolution with what stands around it, a pool that ends the group left out; or why there is none."""
+    pools = [op for op in group.operators if op.kind == "nn.max_pool2d"]
+    if not pools:
+        return W.parse(group, ("nn.conv2d",), ("blocked",))
+    pair = conv_pool.split(group)
+    if isinstance(pair, Refusal):
+        return pair
+    (pool,) = pools
+    if group.operators[-1] is not pool or len(pair.pool.group.members) > 1:
+        return Refusal("pool", f"something follows {pool.name} in the group", (pool.index,))
+    if pair.taps != (2, 2) or W.pair(pool.attrs, "strides", 1) != (2, 2) or pair.pool.padded:
+        return Refusal("pool", f"{pool.name} is no 2x2 pool of stride 2", (pool.index,))
+    if any(extent % 2 for extent in pair.conv.out.shape[2:4]):
+        return Refusal("pool", f"{pool.name} leaves out a row or a column", (pool.index,))
+    return pair.conv
+
+
+@remembered
 def layer_of(group: Group, lanes: int) -> Layer | Refusal:
     """The group's layer, or why it is none for this family."""
-    found = W.parse(group, ("nn.conv2d",), ("blocked",))
+    found = convolution_of(group)
     if isinstance(found, Refusal):
         return found
     anchor = found.anchor
@@ -115,7 +139,7 @@ def layer_of(group: Group, lanes: int) -> Layer | Refusal:
     height, width = found.data.shape[2:4]
     return Layer(
         n, oc, oh, ow, shape[1], height, width, padding[0], padding[1], any(padding), lanes,
-        group.inputs.index(found.weight.index),
+        group.inputs.index(found.weight.index), found.group != group,
     )  # fmt: skip
 
 
@@ -128,7 +152,8 @@ class WinogradFamily(ScheduleFamily):
     beside: ClassVar[bool] = True
 
     def match(self, group: Group, hardware: Hardware) -> Refusal | None:
-        """One blocked 3×3 convolution of stride 1 with constant weights; elementwise operators around it."""
+        """One blocked 3×3 convolution of stride 1 with constant weights; elementwise operators around it, a 2×2 max
+        pool behind."""
         found = layer_of(group, hardware.lanes)
         return found if isinstance(found, Refusal) else None
 
@@ -249,8 +274,9 @@ def _even(rows: int, most: int, cores: int) -> int:
 
 def _shape(group: Group, layer: Layer, c: WinogradConfiguration, hardware: Hardware) -> KernelShape:
     lanes = layer.lanes
-    found = W.parse(group, ("nn.conv2d",), ("blocked",))
+    found = convolution_of(group)
     assert not isinstance(found, Refusal)
+    tensors = group.graph.tensors
     rows, across = layer.tiles(c.m)
     places, depth, channels = rows * across, layer.ic * lanes, layer.oc * lanes
     products = (c.m + 2) ** 2
@@ -260,7 +286,7 @@ def _shape(group: Group, layer: Layer, c: WinogradConfiguration, hardware: Hardw
     tasks = chunks * (groups if c.split else 1)
     transforms = places * depth * 2 * alpha * _INPUT_OPERATIONS[c.m]
     transforms += places * channels * (alpha + c.m) * _OUTPUT_OPERATIONS[c.m]
-    data, out = found.data.bytes, found.out.bytes
+    data, out = found.data.bytes, found.out.bytes // (4 if layer.pooled else 1)
     weights = 4 * products * depth * channels
     moved = 4 * products * places * depth  # transformed data
     results = 4 * products * places * channels
@@ -280,8 +306,9 @@ def _shape(group: Group, layer: Layer, c: WinogradConfiguration, hardware: Hardw
         l3 += moved * (1 + groups)
     elif footprint > hardware.l2_bytes:
         l3 += moved * groups
-    extra = found.memory_bytes - data - found.weight.bytes - out
-    memory = found.memory_bytes - found.weight.bytes + weights
+    every = sum(tensors[t].bytes for t in (*group.inputs, *group.outputs))
+    extra = every - data - found.weight.bytes - out
+    memory = every - found.weight.bytes + weights
     before = sum(op.work.flops for op in found.prologue)
     again = (alpha / c.m) ** 2 - 1.0
     work = max(1, group.work.flops)

@@ -6,7 +6,7 @@ the transformed ones. A layer's results are cut into tiles of m × m, a row of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tvm import tirx
@@ -15,15 +15,16 @@ from autofuse.schedule import ScheduleError
 from autofuse.schedule.cpu.loops import Cut, Nest, allocate, sequence, store
 from autofuse.schedule.cpu.matmul_nests import Follower, followers
 from autofuse.schedule.cpu.row_nests import whole_stages
-from autofuse.schedule.cpu.winograd_transforms import Names, constant, input_transform, output_transform
+from autofuse.schedule.cpu.winograd_results import WinogradResults
+from autofuse.schedule.cpu.winograd_transforms import Names, constant, input_transform
 from autofuse.schedule.preparations import prepared_shape
-from autofuse.schedule.stages import Home, Program, Stage, finish, index, lift
+from autofuse.schedule.stages import Program, Stage, finish, index, lift
 
 if TYPE_CHECKING:
     from autofuse.schedule.cpu.winograd import Layer, WinogradConfiguration
 
 
-class WinogradNests:
+class WinogradNests(WinogradResults):
     """Builds the kernel of one layer."""
 
     def __init__(self, func: Any, layer: Layer, config: WinogradConfiguration, text: str) -> None:
@@ -41,8 +42,15 @@ class WinogradNests:
         self.params = [self.weights if p is raw else p for p in self.program.params]
         self.data, feeding = self._source(raw)
         after = self.program.downstream(self.anchor)
-        self.followers: dict[Any, Follower] = followers(self.program, self.anchor, after)
-        self.kept = ([self.anchor] if self.anchor.output else []) + self.program.kept(after)
+        self.pool = next((s for s in after if s.how), None) if layer.pooled else None
+        follow = [s for s in after if s is not self.pool]
+        self.followers: dict[Any, Follower] = followers(self.program, self.anchor, follow)
+        self.kept = ([self.anchor] if self.anchor.output else []) + self.program.kept(follow)
+        if self.pool is not None:
+            # What the pool reads is kept a vector at a time.
+            self.operand = self._pooled_operand()
+            if self.operand is not self.anchor and self.operand not in self.kept:
+                self.kept.append(self.operand)
         rest = [s for s in self.program.stages if s is not self.anchor and s not in after and s.buffer not in feeding]
         self.first, self.homes = whole_stages(self.nest, self.program.kept(rest), self.lanes)
         self.across = Cut(layer.ow, config.m)
@@ -71,6 +79,15 @@ class WinogradNests:
                 feeding.add(stage.buffer)
                 queue += [load.source for load in stage.loads]
         return data, feeding
+
+    def _pooled_operand(self) -> Stage:
+        """The stage that the pool reads."""
+        assert self.pool is not None
+        (source,) = {load.source for load in self.pool.loads}
+        stage = self.program.by_buffer.get(source)
+        if stage is None or stage.output or self.pool.how != "max" or not self.pool.output:
+            raise ScheduleError("the pool does not end the function")
+        return stage
 
     # -- the kernel --------------------------------------------------------------------------------------------
 
@@ -268,104 +285,6 @@ class WinogradNests:
             nest.loop("k", self.depth, step),
             each(lambda i, _, at: store(result, acc[index(i), at], [target + index(i * width) + at])),
         )
-
-    # -- inverse transform -------------------------------------------------------------------------------------
-
-    def _results(self, n: Any, block: Any, ty: Any, offset: Any, width: int, result: Any, distance: int) -> Any:
-        """One channel block of a row of tiles."""
-        nest, m, alpha, lanes = self.nest, self.c.m, self.alpha, self.lanes
-
-        def tile(tx: Any) -> Any:
-            done = nest.buffer("tile", (m * m * lanes,), scope="local")
-            place = offset + tx * index(width)
-
-            def one(lane: Any) -> Any:
-                names = Names()
-                grid = [
-                    [names(result[index((i * alpha + k) * distance) + place + lane]) for k in range(alpha)]
-                    for i in range(alpha)
-                ]
-                results = names.transformed(output_transform, m, grid)
-                kept = [
-                    store(done, results[y][x], [index((y * m + x) * lanes) + lane]) for y in range(m) for x in range(m)
-                ]
-                return sequence(names.statements, kept)
-
-            def follow(y: Any, x: Any) -> Any:
-                at = [n, block, ty * index(m) + y, tx * index(m) + x]
-                return self._follow(at, done, (y * index(m) + x) * index(lanes))
-
-            def whole() -> Any:
-                return nest.loop("y", m, lambda y: nest.unrolled(m, lambda x: follow(y, index(x))))
-
-            def ragged() -> Any:
-                def checked(y: Any, x: Any) -> Any:
-                    inside = tirx.all(
-                        ty * index(m) + y < index(self.layer.oh), tx * index(m) + x < index(self.layer.ow)
-                    )
-                    return tirx.IfThenElse(inside, follow(y, x), None)
-
-                return nest.loop("y", m, lambda y: nest.loop("x", m, lambda x: checked(y, x)))
-
-            if self.across.rest == 0 and self.down.rest == 0:
-                last = whole()
-            elif self.across.full == 0 or self.down.full == 0:
-                last = ragged()
-            else:
-                inside = tirx.all(tx < index(self.across.full), ty < index(self.down.full))
-                last = tirx.IfThenElse(inside, whole(), ragged())
-            return sequence(allocate(done), nest.vector(lanes, one), last)
-
-        return nest.loop("x", self.across.tiles, tile)
-
-    # -- what follows ------------------------------------------------------------------------------------------
-
-    def _follow(self, at: Sequence[Any], tile: Any, place: Any) -> Any:
-        """The stages after the convolution for one vector of channels."""
-        local: dict[Any, tuple[Any, Any]] = {self.anchor.buffer: (tile, place)}
-        parts: list[Any] = []
-        for stage in self.kept:
-            if not stage.output:
-                buffer = self.nest.registers(stage.name, (self.lanes,), str(stage.buffer.dtype))
-                local[stage.buffer] = (buffer, index(0))
-                parts.append(allocate(buffer))
-        for number, stage in enumerate(self.kept):
-            done = [self.anchor, *self.kept[:number]]
-
-            def one(lane: Any, stage: Stage = stage, done: Sequence[Stage] = tuple(done)) -> Any:
-                return self._write(stage, [*at, lane], done, local, lane)
-
-            parts.append(self.nest.vector(self.lanes, one))
-        return sequence(parts)
-
-    def _write(
-        self, stage: Stage, here: Sequence[Any], done: Sequence[Stage], local: Mapping[Any, tuple[Any, Any]], lane: Any
-    ) -> Any:
-        homes = dict(self.homes)
-        for other in done:
-            homes[other.buffer] = self._home(other, here, local.get(other.buffer), lane)
-        target = self.followers[stage.buffer].target(here)
-        if stage is self.anchor:
-            buffer, place = local[stage.buffer]
-            value = buffer[place + lane]
-        else:
-            value = self.program.value(stage, target, [], homes)
-        if stage.output:
-            return store(stage.buffer, value, [self.program.simplify(i) for i in target])
-        return store(local[stage.buffer][0], value, [lane])
-
-    def _home(self, stage: Stage, here: Sequence[Any], kept: tuple[Any, Any] | None, lane: Any) -> Home:
-        follower = self.followers[stage.buffer]
-
-        def read(at: Sequence[Any]) -> Any | None:
-            if not all(self.program.same(a, b) for a, b in zip(follower.source(at), here, strict=True)):
-                return None
-            if kept is None:
-                return tirx.BufferLoad(stage.buffer, [self.program.simplify(i) for i in at])
-            buffer, place = kept
-            return buffer[place + lane]
-
-        return read
 
 
 def _interior(tiles: int, m: int, alpha: int, before: int, extent: int) -> tuple[int, int]:
