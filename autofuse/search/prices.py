@@ -79,6 +79,8 @@ def _feasible(
     skippable: int,
     cover: list[int] | None,
 ) -> Prices:
+    for v in bits(skippable):
+        price[v] = max(price[v], 0.0)
     table = _Table(price, rows, weights, skippable)
     # What is too dear is first taken back evenly, the worst first; then each operator takes what its choices leave.
     slack = table.slack
@@ -122,8 +124,10 @@ class _Table:
         for v in operators:
             if users[v]:
                 step = min([slack[j] for j in users[v]])
+                if self.skippable >> v & 1:
+                    step = max(step, -self.price[v])
                 if step:
-                    self.move(v, max(step, -self.price[v]) if self.skippable >> v & 1 else step)
+                    self.move(v, step)
 
     def settle(self) -> None:
         """Raise all prices until that brings nothing."""
