@@ -58,14 +58,16 @@ def prices(count: int, choices: Sequence[LocalChoice], weights: Sequence[float],
 
 
 def sharper(count: int, choices: Sequence[LocalChoice], weights: Sequence[float], skippable: int) -> Prices:
-    """The same with more effort; better than `prices` only where few choices are too dear for any cover."""
+    """The same with more effort, never less; better than `prices` only where few choices are too dear for any cover."""
     table = _Table([0.0] * count, _rows(choices, skippable), weights, skippable)
     table.settle()
     for start in range(0, count, _WINDOW // 2):
         window = range(start, min(count, start + _WINDOW))
         table.again(window)
         table.again(window[::-1])
-    return Prices(table.price, sum(table.price), table.slack, None)
+    made = Prices(table.price, sum(table.price), table.slack, None)
+    first = prices(count, choices, weights, skippable)
+    return made if made.bound >= first.bound else first
 
 
 def _rows(choices: Sequence[LocalChoice], skippable: int) -> list[tuple[int, ...]]:
