@@ -15,7 +15,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tvm
 from tvm import rpc
 
@@ -24,7 +23,7 @@ from autofuse.measure.jobs import MeasureJob
 from autofuse.measure.references import FILL, NAMES, compile_references, reference_arrays
 from autofuse.measure.server import DEADLINE, DESCRIBE
 from autofuse.measure.timing import Steadiness, Timed, sample_runs
-from autofuse.measure.worker import compare, kernel_inputs, poison
+from autofuse.measure.worker import kernel_inputs, poison, wrong_outputs
 
 
 def factory(host: str, port: str, key: str) -> Handler:
@@ -125,13 +124,9 @@ class Device:
 
     def _run(self, job: MeasureJob, module: Any, tensors: Sequence[Any]) -> dict[str, Any]:
         module[job.function](*tensors)
-        if job.expected is not None:
-            outputs = [t.numpy() for t, a in zip(tensors, job.arguments, strict=True) if a.output]
-            with np.load(job.expected, allow_pickle=False) as file:
-                expected = [file[f"arr_{i}"] for i in range(len(outputs))]
-            wrong = compare(outputs, expected, job.tolerance)
-            if wrong:
-                return {"status": "wrong", "message": wrong}
+        wrong = wrong_outputs(job, tensors)
+        if wrong:
+            return {"status": "wrong", "message": wrong}
         kernel = self._timed(module, job.function, tensors)
         samples = sample_runs(kernel, self._references, job.reference, job.limits, steadiness=self._steadiness)
         return {"status": "ok", "samples": samples.kernel, "references": samples.references}

@@ -28,13 +28,9 @@ def factory() -> Handler:
         arrays = [poison(a.shape, a.dtype) if a.output else next(inputs) for a in job.arguments]
         tensors = [tvm.runtime.tensor(array) for array in arrays]
         kernel(*tensors)
-        if job.expected is not None:
-            outputs = [t.numpy() for t, a in zip(tensors, job.arguments, strict=True) if a.output]
-            with np.load(job.expected, allow_pickle=False) as file:
-                expected = [file[f"arr_{i}"] for i in range(len(outputs))]
-            wrong = compare(outputs, expected, job.tolerance)
-            if wrong:
-                return {"status": "wrong", "message": wrong}
+        wrong = wrong_outputs(job, tensors)
+        if wrong:
+            return {"status": "wrong", "message": wrong}
         samples = take_samples(lambda: kernel(*tensors), references, job.reference, job.limits, steadiness=steadiness)
         return {"status": "ok", "samples": samples.kernel, "references": samples.references}
 
@@ -73,6 +69,16 @@ def poison(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
     if kind.kind == "f":
         return np.full(shape, np.nan, kind)
     return np.full(shape, 85, kind) if kind.kind in "iu" else np.ones(shape, kind)
+
+
+def wrong_outputs(job: MeasureJob, tensors: Sequence[Any]) -> str:
+    """What is wrong with a kernel's outputs among its arguments, "" if nothing or if nothing is expected."""
+    if job.expected is None:
+        return ""
+    outputs = [t.numpy() for t, a in zip(tensors, job.arguments, strict=True) if a.output]
+    with np.load(job.expected, allow_pickle=False) as file:
+        expected = [file[f"arr_{i}"] for i in range(len(outputs))]
+    return compare(outputs, expected, job.tolerance)
 
 
 def compare(outputs: Sequence[NDArray[Any]], expected: Sequence[NDArray[Any]], tolerance: float) -> str:
