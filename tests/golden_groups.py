@@ -110,6 +110,11 @@ def affine(emit: Any, x: Any) -> Any:
     return R.nn.relu(emit(R.add(emit(R.matmul(x, constant(32, 40))), constant(40))))
 
 
+def deep(emit: Any, x: Any) -> Any:
+    """A product deep enough for its weights to be fetched ahead, whose rows are reduced."""
+    return R.nn.softmax(emit(R.matmul(x, constant(960, 96))))
+
+
 def squeeze(emit: Any, x: Any) -> Any:
     """Squeeze-and-excitation behind a convolution that blocks its channels."""
     y = emit(R.nn.conv2d(x, constant(16, 16, 1, 1)))
@@ -136,6 +141,7 @@ GROUPS: Mapping[str, Mapping[str, Callable[[], Made]]] = {
     "matmul": {
         "matmul add relu": lowered(affine, (7, 32)),
         "batched": lowered(lambda emit, x, y: R.matmul(x, y), (3, 7, 20), (3, 20, 18)),
+        "deep, softmax": lowered(deep, (64, 960)),
     },
     "attention": {
         "heads split and merged, mask": lowered(

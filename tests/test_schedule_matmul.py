@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lowered_groups import HARDWARE, LoweredGroup, softmax
+from lowered_groups import HARDWARE, LoweredGroup, layer_norm, softmax
 from tvm import relax
 from tvm.relax import op as R
 
 from autofuse.schedule import ScheduleError
-from autofuse.schedule.cpu.matmul import MatmulConfiguration, MatmulFamily
+from autofuse.schedule.cpu.matmul import MatmulConfiguration, MatmulFamily, even_shares
 
 MATMUL = MatmulFamily()
 RANDOM = np.random.default_rng(7)
@@ -55,12 +55,47 @@ def test_every_configuration_of_products_with_ragged_rows_and_columns(m: int, k:
     parallel=st.integers(0, 1),
 )  # fmt: skip
 def test_any_tile_of_any_product(
-    rows: int, depth: int, columns: int, mt: int, jt: int, rb: int, cb: int, order: int, stage: int, parallel: int
-) -> None:
+    rows: int, depth: int, columns: int, mt: int, jt: int, rb: int, cb: int, order: int, stage: int, parallel: int,
+) -> None:  # fmt: skip
     w = weights(depth, columns)
     case = LoweredGroup(lambda emit, x: R.nn.relu(emit(R.matmul(emit(R.abs(x)), relax.const(w)))), [(rows, depth)])
     config = MatmulConfiguration(mt, jt, rb, cb, order, 0, stage, parallel)
     case.check(MATMUL, np.maximum(np.abs(case.arrays[0]) @ w, 0), [config])
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(
+    lead=st.sampled_from([(), (2,)]), rows=st.integers(1, 14), depth=st.integers(1, 60), columns=st.integers(2, 70),
+    mt=st.integers(1, 6), jt=st.integers(1, 2), rb=st.integers(1, 5), cb=st.integers(1, 3), order=st.integers(0, 2),
+    parallel=st.integers(0, 1), read=st.booleans(),
+)  # fmt: skip
+def test_any_tile_of_products_whose_rows_are_normalised(
+    lead: Any, rows: int, depth: int, columns: int, mt: int, jt: int, rb: int, cb: int, order: int, parallel: int,
+    read: bool,
+) -> None:  # fmt: skip
+    w, bias = weights(depth, columns), weights(columns)
+    gamma, beta = weights(columns), weights(columns)
+
+    def build(emit: Any, x: Any, y: Any) -> list[Any]:
+        product = emit(R.matmul(x, relax.const(w)))
+        z = emit(R.add(emit(R.add(product, relax.const(bias))), y))
+        normal = emit(R.nn.layer_norm(z, relax.const(gamma), relax.const(beta), axes=[-1]))
+        return [product, normal] if read else [normal]
+
+    case = LoweredGroup(build, [(*lead, rows, depth), (*lead, rows, columns)])
+    if order < 2:
+        cb = columns  # a task takes whole rows
+    product = case.arrays[0] @ w
+    answer = layer_norm(product + bias + case.arrays[1], gamma, beta)
+    config = MatmulConfiguration(mt, jt, rb, cb, order, 0, 0, parallel)
+    case.check(MATMUL, [product, answer] if read else answer, [config], tolerance=1e-4)
+
+
+def test_weights_that_several_tasks_would_read_are_offered_with_rows_finished_last() -> None:
+    wide = weights(1536, 384)
+    case = LoweredGroup(lambda emit, x: R.nn.softmax(emit(R.matmul(x, relax.const(wide)))), [(64, 1536)])
+    offered = MATMUL.configs(case.group, HARDWARE)
+    assert any(c.order == 2 and c.cb * c.jt * 16 < 384 for c in offered)
 
 
 def test_bias_and_gelu() -> None:
@@ -171,3 +206,27 @@ def test_another_function_is_an_error() -> None:
     config = MATMUL.configs(case.group, HARDWARE)[0]
     with pytest.raises(ScheduleError, match="matmul"):
         MATMUL.apply(other.fuser.fuse(other.group), case.group, config, HARDWARE)
+
+
+@pytest.mark.parametrize(("rows", "depth", "fetches"), [(64, 300, True), (64, 96, False), (6, 300, False)])
+def test_weights_of_the_next_columns_are_fetched_where_rows_enough_share_it(
+    rows: int, depth: int, fetches: bool
+) -> None:
+    w = weights(depth, 100)
+    case = LoweredGroup(lambda emit, x: R.matmul(x, relax.const(w)), [(rows, depth)])
+    config = MatmulConfiguration(6, 1, -(-rows // 6), 4, 0, 0, 0, 0)
+    func = MATMUL.apply(case.fuser.fuse(case.group), case.group, config, HARDWARE)
+    assert ("prefetch" in func.script()) == fetches
+    case.check(MATMUL, case.arrays[0] @ w, [config])
+
+
+@given(tiles=st.integers(1, 400), cores=st.integers(1, 16), more=st.integers(1, 4))
+def test_shares_are_as_even_as_any(tiles: int, cores: int, more: int) -> None:
+    smallest, largest = even_shares(tiles, cores * more, cores)
+
+    def busiest(share: int) -> int:
+        tasks = -(-tiles // share)
+        return share * -(-tasks // cores)
+
+    assert 1 <= smallest <= largest <= tiles and -(-tiles // smallest) <= cores * more
+    assert busiest(smallest) == busiest(largest) <= busiest(-(-tiles // cores))

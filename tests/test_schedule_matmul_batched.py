@@ -34,7 +34,8 @@ def test_any_tile_of_any_batch(
     parallel: int,
 ) -> None:  # fmt: skip
     case = LoweredGroup(lambda emit, x, y: R.matmul(x, y), [(*lead[0], rows, depth), (*lead[1], depth, columns)])
-    case.check(MATMUL, case.arrays[0] @ case.arrays[1], [MatmulConfiguration(mt, jt, rb, cb, order, pack, 0, parallel)])
+    config = MatmulConfiguration(mt, jt, rb, cb, order, pack, 0, parallel)
+    case.check(MATMUL, case.arrays[0] @ case.arrays[1], [config])
 
 
 def test_queries_times_keys_and_softmax() -> None:

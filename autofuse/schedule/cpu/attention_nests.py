@@ -16,7 +16,7 @@ from tvm.ir.expr import TensorLoad
 from autofuse.schedule import ScheduleError
 from autofuse.schedule.cpu.attention_parts import Attention, turned
 from autofuse.schedule.cpu.loops import Cut, Nest, allocate, pieces, sequence, store
-from autofuse.schedule.cpu.matmul_nests import MatmulNests, Tile, followers
+from autofuse.schedule.cpu.matmul_nests import Fetch, MatmulNests, Tile, followers
 from autofuse.schedule.stages import Home, Stage, finish, index, lift, ravel, unravel
 
 if TYPE_CHECKING:
@@ -359,7 +359,7 @@ class AttentionNests(MatmulNests):
         number = self.nest.alias("vector", tirx.floordiv(first + index(start), index(self.lanes)), vectors)
         return number * index(self.lanes) + lane
 
-    def _accumulate(self, tile: Tile) -> tuple[Any, list[Any]]:
+    def _accumulate(self, tile: Tile, ahead: Fetch | None = None) -> tuple[Any, list[Any]]:
         """The registers of a tile of the second product and the statements that fill them."""
         nest, size = self.nest, self.columns.size
         width = -(-tile.columns // self.lanes) * self.lanes

@@ -2,7 +2,7 @@
 
 A register tile of rows × blocks of columns accumulates over the whole depth; what follows is applied to it before it is
 stored, moved to its place where heads are split or merged. Where the rows of the result are reduced (softmax), a task
-takes tiles of rows with all their columns.
+takes tiles of rows with all their columns, or the whole product comes first and its rows are finished after it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 # Floating point operations below which a second thread costs more than it brings.
 _SERIAL_FLOPS = 200_000
+# Cycles that a step of the depth takes beyond its multiply-adds (fitted: 6 rows are some percent faster than 4).
+_STEP = 0.25
+# Share of the operands' traffic that multiply-adds wait for, although it goes on beside them (fitted: products that
+# read the same weights from L3 once and eight times).
+_WAITED = 0.3
 
 
 @dataclass(frozen=True)
@@ -30,9 +35,9 @@ class MatmulConfiguration(Configuration):
     """Register tile: `mt` rows × `jt` blocks of 2·lanes columns. A task: `rb` tiles of rows × `cb` tiles of columns.
 
     order: 0 walks columns outside and rows inside, 1 the other way round (and finishes the rows that are reduced tile
-    by tile). pack: the right-hand side is read as it is
-    (0), or put in blocks by each task (1) or before (2). stage: the same for the left-hand side, which is otherwise
-    computed as it is read. parallel: 0 runs on the calling thread.
+    by tile); 2 is as 0, and finishes the rows that are reduced when all columns of all rows are there. pack: the
+    right-hand side is read as it is (0), or put in blocks by each task (1) or before (2). stage: the same for the
+    left-hand side, which is otherwise computed as it is read. parallel: 0 runs on the calling thread.
     """
 
     mt: int
@@ -49,7 +54,7 @@ class MatmulFamily(ScheduleFamily):
     """One float32 matrix product, packed or of two activations, and what can be computed with it."""
 
     name: ClassVar[str] = "matmul"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     configuration: ClassVar[type[Configuration]] = MatmulConfiguration
 
     def match(self, group: Group, hardware: Hardware) -> Refusal | None:
@@ -94,6 +99,18 @@ def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def even_shares(tiles: int, wanted: int, cores: int) -> tuple[int, int]:
+    """Tiles of a task, for at most `wanted` tasks: the smallest and the largest share of the most even ones.
+
+    The pool gives each core as many tasks, one after another: even is what leaves the busiest core the least.
+    """
+    least = _ceil_div(tiles, wanted)
+    shares = range(least, max(least, _ceil_div(tiles, min(cores, wanted))) + 1)
+    busiest = {share: share * _ceil_div(_ceil_div(tiles, share), cores) for share in shares}
+    even = [share for share in shares if busiest[share] == min(busiest.values())]
+    return even[0], even[-1]
+
+
 def _tiles(rows: int, columns: int, depth: int, hardware: Hardware) -> list[tuple[int, int]]:
     """Register tiles (mt, jt), best first: accumulators, 2·jt weights and one broadcast must fit the registers."""
     registers = hardware.vector_registers
@@ -110,9 +127,10 @@ def _tiles(rows: int, columns: int, depth: int, hardware: Hardware) -> list[tupl
                 continue
 
             def cost(m: int, j: int) -> float:
-                # Weights that do not stay in L1 from one tile of rows to the next come from L2, one vector a cycle.
+                # Weights that do not stay in L1 from one tile of rows to the next come from L2: 0.6 vectors a cycle.
                 far = 4 * depth * j * 2 * hardware.lanes > hardware.l1_bytes // 2
-                return max(m * j, (2 * j + m) / 2.5, chains / 2.0, 2.0 * j if far else 0.0) if m and j else 0.0
+                slots = max(m * j, (2 * j + m) / 2.5, chains / 2.0, 3.2 * j if far else 0.0)
+                return slots + _STEP if m and j else 0.0
 
             full, rest = divmod(rows, mt)
             across, left = divmod(blocks, jt)
@@ -133,14 +151,15 @@ def _tasks(p: Product, mt: int, jt: int, hardware: Hardware) -> list[MatmulConfi
 
     def add(rb: int, cb: int, order: int, pack: int, stage: int, parallel: int = 1) -> None:
         rb, cb = max(1, min(rb, rows)), max(1, min(cb, columns))
-        if p.along_rows:
+        if p.along_rows and order < 2:
             cb = columns
         tasks = p.batch * _ceil_div(rows, rb) * _ceil_div(columns, cb)
         if hardware.cores == 1 or (tasks == 1 and pack != 2 and stage != 2):
             parallel = 0
         made[MatmulConfiguration(mt, jt, rb, cb, order, pack, stage, parallel)] = None
 
-    by_rows, by_columns = _ceil_div(rows, wanted), _ceil_div(columns, wanted)
+    # Columns are read by one task each, whatever its share; the more rows a task has, the less often.
+    by_rows, by_columns = even_shares(rows, wanted, hardware.cores)[1], even_shares(columns, wanted, hardware.cores)[0]
     # A right-hand side that is packed pays off when several tiles of rows read it.
     packs = [0] if p.packed else ([0, 1] if direct else [1, 2] if rows > 1 else [1])
     if not p.packed and p.batch < hardware.cores:
@@ -153,8 +172,8 @@ def _tasks(p: Product, mt: int, jt: int, hardware: Hardware) -> list[MatmulConfi
         for stage in stages:
             if p.batch >= 2 * hardware.cores:
                 add(rows, columns, int(p.along_rows), pack, stage)
-            if not p.along_rows and stage != 1 and pack != 1:
-                add(rows, by_columns, 0, pack, stage)
+            if stage != 1 and pack != 1 and (rows > 1 or not p.along_rows):
+                add(rows, by_columns, 2 if p.along_rows else 0, pack, stage)
             if rows > 1:
                 add(by_rows, columns, 0, pack, stage)
                 add(by_rows, columns, 1, pack, stage)
@@ -182,14 +201,16 @@ def _shape(p: Product, c: MatmulConfiguration, hardware: Hardware) -> KernelShap
     task_rows, task_columns = c.rb * strip, c.cb * panel
     out = 4 * p.batch * p.rows * p.columns
     l1 = p.batch * rows * columns * (panel + lanes * strip // lanes) + out
-    # The panel (order 0) or the strip (order 1) stays in L1 across the inner loop if it fits.
+    # The panel (order 0 and 2) or the strip (order 1) stays in L1 across the inner loop if it fits.
     near = hardware.l1_bytes // 2
-    if c.order == 0:
-        l2 = tasks * (c.cb * panel * (1 if panel <= near else c.rb) + c.cb * task_rows)
-        far = tasks * (task_columns + task_rows * (1 if task_rows <= hardware.l2_bytes // 2 else c.cb))
-    else:
+    if c.order == 1:
         l2 = tasks * (c.rb * strip * (1 if strip <= near else c.cb) + c.rb * task_columns)
         far = tasks * (task_rows + task_columns * (1 if task_columns <= hardware.l2_bytes // 2 else c.rb))
+    else:
+        l2 = tasks * (c.cb * panel * (1 if panel <= near else c.rb) + c.cb * task_rows)
+        far = tasks * (task_columns + task_rows * (1 if task_rows <= hardware.l2_bytes // 2 else c.cb))
+    if p.along_rows and c.order == 2:
+        l2, far = l2 + 2 * out, far + 2 * out
     flops = max(1, p.group.work.flops)
     again = 0.0
     before = sum(op.work.flops for op in p.left)
@@ -222,9 +243,9 @@ def _shape(p: Product, c: MatmulConfiguration, hardware: Hardware) -> KernelShap
         l1_bytes=l1 + packing + staging,
         l2_bytes=near_traffic,
         l3_bytes=far + out + beside,
-        exposed=staging / near_traffic,
+        exposed=_WAITED + (1.0 - _WAITED) * staging / near_traffic,
         memory_bytes=memory,
         footprint=task_rows + task_columns + 4 * c.rb * c.mt * c.cb * c.jt * 2 * lanes,
-        loops=1 + int(c.pack == 2) + int(c.stage == 2),
+        loops=1 + int(c.pack == 2) + int(c.stage == 2) + int(p.along_rows and c.order == 2),
         scattered=moved,
     )

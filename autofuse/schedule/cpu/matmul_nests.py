@@ -5,7 +5,7 @@ Takes the fused function and a configuration, gives the scheduled function; see 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,15 @@ if TYPE_CHECKING:
     from autofuse.schedule.cpu.matmul import MatmulConfiguration
 
 
+# Floats to a cache line.
+_LINE = 16
+# Depth between two places where lines are asked for, how many such stretches pay off, and most lines at one place: a
+# core waits when more are on their way.
+_STRETCH, _FEWEST_STRETCHES, _MOST_AT_ONCE = 96, 3, 16
+# For reading, into L2, data.
+_INTO_L2 = (tirx.const(0, "int32"), tirx.const(2, "int32"), tirx.const(1, "int32"))
+
+
 @dataclass(frozen=True)
 class Tile:
     """One register tile: batch `b`, rows from `row0` (in the batch), columns from `column0`; `columns` are real."""
@@ -33,6 +42,15 @@ class Tile:
     rows: int
     column0: Any
     columns: int
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """What a tile asks for ahead: its part of the columns of the right-hand side from `column` on."""
+
+    column: Any
+    part: Any
+    parts: int
 
 
 class Follower:
@@ -108,6 +126,7 @@ class MatmulNests(OperandNests):
         before = [s for s in self.program.stages if s is not self.anchor and s not in after]
         self.kept = self.program.kept(after)
         self.followers = {} if product.along_rows else followers(self.program, self.anchor, after)
+        self.result: Any = None
         self.first, self.homes = whole_stages(self.nest, self.program.kept(before), lanes)
 
     # -- the kernel --------------------------------------------------------------------------------------------
@@ -130,7 +149,13 @@ class MatmulNests(OperandNests):
             across = nest.alias("across", tirx.floormod(within, index(column_tasks)), column_tasks)
             return self._task(b, down * index(c.rb), across * index(c.cb))
 
+        whole = self.p.along_rows and c.order == 2
+        if whole and not self.anchor.output:
+            self.result = nest.buffer("result", (self.p.batch * self.p.rows, self.p.columns))
+            first.append(allocate(self.result))
         body = nest.parallel("task", self.p.batch * row_tasks * column_tasks, task, c.parallel)
+        if whole:
+            body = sequence(body, self._finish_rows())
         return finish(self.program, nest.resolve(sequence(first, body)))
 
     def _task(self, b: Any, row_tile: Any, column_tile: Any) -> Any:
@@ -145,26 +170,42 @@ class MatmulNests(OperandNests):
             parts += self.stage(b, row_tile)
         elif c.stage == 2:
             self.staged_from = index(0) - b * index(self.p.rows)
-        if self.p.along_rows:
+        if self.p.along_rows and c.order < 2:
             parts.append(self._rows(b, row_tile))
         else:
+            width = index(self.columns.size)
 
             def tile(row: Any, rows: int, column: Any, columns: int) -> Any:
-                width = index(self.columns.size)
-                return self._tile(Tile(b, row * index(c.mt), rows, column * width, columns))
-
-            def rows_inside(column: Any, columns: int) -> Any:
-                return nest.tiles(row_tile, c.rb, self.rows, lambda row, n: tile(row, n, column, columns))
+                return self._tile(
+                    Tile(b, row * index(c.mt), rows, column * width, columns), self._next(row, row_tile, column)
+                )
 
             def columns_inside(row: Any, rows: int) -> Any:
                 return nest.tiles(column_tile, c.cb, self.columns, lambda column, n: tile(row, rows, column, n))
 
-            if c.order:
+            if c.order == 1:
                 parts.append(nest.tiles(row_tile, c.rb, self.rows, columns_inside))
             else:
-                parts.append(nest.tiles(column_tile, c.cb, self.columns, rows_inside))
+                parts.append(self._panels(row_tile, column_tile, tile))
         self.packed, self.staged = all_packed, all_staged
         return sequence(parts)
+
+    def _panels(self, row_tile: Any, column_tile: Any, tile: Callable[[Any, int, Any, int], Any]) -> Any:
+        """Columns outside, rows inside."""
+        c, nest = self.c, self.nest
+
+        def rows_inside(column: Any, columns: int) -> Any:
+            return nest.tiles(row_tile, c.rb, self.rows, lambda row, n: tile(row, n, column, columns))
+
+        return nest.tiles(column_tile, c.cb, self.columns, rows_inside)
+
+    def _next(self, row: Any, row_tile: Any, column: Any) -> Fetch | None:
+        """What to fetch while a tile is computed: its share of the next columns of a constant."""
+        c = self.c
+        parts = min(c.rb, self.rows.tiles)
+        if c.order == 1 or not self.p.packed or parts < 2:
+            return None
+        return Fetch((column + index(1)) * index(self.columns.size), row - row_tile, parts)
 
     # -- tiles -------------------------------------------------------------------------------------------------
 
@@ -178,7 +219,7 @@ class MatmulNests(OperandNests):
             return number * index(self.lanes) + lane
         return tile.column0 + index(start) + lane
 
-    def _accumulate(self, tile: Tile) -> tuple[Any, list[Any]]:
+    def _accumulate(self, tile: Tile, ahead: Fetch | None = None) -> tuple[Any, list[Any]]:
         """The registers of a tile and the statements that fill them."""
         nest, zero = self.nest, tirx.const(0.0, "float32")
         lanes = self.lanes
@@ -202,11 +243,47 @@ class MatmulNests(OperandNests):
             return sequence(each(step))
 
         clear = each(lambda i, start, lane: store(acc, zero, [index(i), index(start) + lane]))
-        return acc, [allocate(acc), *clear, nest.loop("k", self.p.depth, multiply_add)]
+        return acc, [allocate(acc), *clear, self._deep(tile, multiply_add, ahead)]
 
-    def _tile(self, tile: Tile) -> Any:
+    def _deep(self, tile: Tile, step: Callable[[Any], Any], ahead: Fetch | None) -> Any:
+        """step(k) for the whole depth, and the lines of `ahead` asked for on the way, some every now and then.
+
+        The stretches between are long: LLVM unrolls short ones as a whole, and then runs out of registers.
+        """
+        nest, depth = self.nest, self.p.depth
+        # Depths to a cache line, lines to a depth.
+        together, lines = max(1, _LINE // self.block), max(1, self.block // _LINE)
+        times = -(-_STRETCH // (ahead.parts * together)) if ahead else 0
+        stretch = ahead.parts * together * times if ahead else depth
+        count, rest = divmod(depth, stretch)
+        if ahead is None or count < _FEWEST_STRETCHES or times * self.c.jt * lines > _MOST_AT_ONCE:
+            return nest.loop("k", depth, step)
+
+        def fetch(number: Any, block: int, line: int) -> Any:
+            k = (ahead.part * index(count * times) + number) * index(together)
+            load = self.right_at(tile.b, ahead.column + index(block * self.block + line * _LINE), k)
+            return tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", tirx.address_of(load), *_INTO_L2))
+
+        def one(number: Any) -> Any:
+            asked = [
+                fetch(number * index(times) + index(i), j, line)
+                for j in range(self.c.jt) for i in range(times) for line in range(lines)
+            ]  # fmt: skip
+            return sequence(asked, nest.loop("k", stretch, lambda k: step(number * index(stretch) + k)))
+
+        end = nest.loop("k", rest, lambda k: step(index(count * stretch) + k)) if rest else None
+        return sequence(nest.loop("stretch", count, one), end)
+
+    def _tile(self, tile: Tile, ahead: Fetch | None = None) -> Any:
         """One register tile, and what follows applied to it."""
-        acc, parts = self._accumulate(tile)
+        acc, parts = self._accumulate(tile, ahead)
+        if self.p.along_rows:
+            base = index(0) - tile.b * index(self.p.rows)
+            for i in range(tile.rows):
+                parts += [
+                    self._keep(tile, acc, self.result, base, i, piece) for piece in pieces(tile.columns, self.lanes)
+                ]
+            return sequence(parts)
         kept = [self.anchor] if self.anchor.output else []
         kept += self.kept
         local: dict[Any, Any] = {self.anchor.buffer: acc}
@@ -263,6 +340,39 @@ class MatmulNests(OperandNests):
 
     # -- whole rows --------------------------------------------------------------------------------------------
 
+    def _row_nests(self) -> RowNests:
+        nests = RowNests(self.nest, self.kept, self.p.batch * self.p.rows, 1, 1, self.lanes, 4)
+        if nests.shared:
+            raise ScheduleError("a stage after the product does not split into its rows")
+        return nests
+
+    def _finished(self, nests: RowNests, b: Any, tile: Any, count: int, base: Any, result: Any) -> Any:
+        """What follows the product, for the rows of a tile; row `base` of the batch is row 0 of `result`."""
+
+        def one(i: Any) -> Any:
+            within = tile * index(self.c.mt) + i
+            row = self.nest.alias("row", b * index(self.p.rows) + within, self.p.batch * self.p.rows)
+            kept = self.program.simplify(within - base)
+            outside = {**self.homes, self.anchor.buffer: self._row_home(row, kept, result)}
+            return nests.row(Strip(row, index(0), 1), self.kept, outside)
+
+        return self.nest.loop("r", count, one)
+
+    def _finish_rows(self) -> Any:
+        """What follows the product, once all of it is there."""
+        nest, tiles = self.nest, self.rows.tiles
+
+        def task(t: Any) -> Any:
+            nests = self._row_nests()
+            b = nest.alias("batch", tirx.floordiv(t, index(tiles)), self.p.batch) if self.p.batch > 1 else index(0)
+            down = nest.alias("down", tirx.floormod(t, index(tiles)), tiles) if self.p.batch > 1 else t
+            base = index(0) - b * index(self.p.rows)
+            buffers = nests.allocations(self.kept)
+            rows = nest.tiles(down, 1, self.rows, lambda i, n: self._finished(nests, b, i, n, base, self.result))
+            return sequence(buffers, rows)
+
+        return nest.parallel("finish", self.p.batch * tiles, task, self.c.parallel)
+
     def _rows(self, b: Any, row_tile: Any) -> Any:
         """Tiles of rows with all their columns; then what follows, row by row.
 
@@ -270,10 +380,7 @@ class MatmulNests(OperandNests):
         rows is finished before the next.
         """
         c, nest, anchor = self.c, self.nest, self.anchor
-        total = self.p.batch * self.p.rows
-        nests = RowNests(nest, self.kept, total, 1, 1, self.lanes, 4)
-        if nests.shared:
-            raise ScheduleError("a stage after the product does not split into its rows")
+        nests = self._row_nests()
         height = c.mt if c.order else c.mt * c.rb
         result = None if anchor.output else nest.buffer("result", (height, self.p.columns))
         parts: list[Any] = [] if result is None else [allocate(result)]
@@ -284,21 +391,14 @@ class MatmulNests(OperandNests):
 
         def product(tile: Any, count: int, column: Any, width: int) -> Any:
             here = Tile(b, tile * index(c.mt), count, column * index(self.columns.size), width)
-            acc, steps = self._accumulate(here)
+            acc, steps = self._accumulate(here, self._next(tile, row_tile, column))
             for i in range(count):
                 for piece in pieces(width, self.lanes):
                     steps.append(self._keep(here, acc, result, base(tile), i, piece))
             return sequence(steps)
 
         def finished(tile: Any, count: int) -> Any:
-            def one(i: Any) -> Any:
-                within = tile * index(c.mt) + i
-                row = nest.alias("row", b * index(self.p.rows) + within, total)
-                kept = self.program.simplify(within - base(tile))
-                outside = {**self.homes, anchor.buffer: self._row_home(row, kept, result)}
-                return nests.row(Strip(row, index(0), 1), self.kept, outside)
-
-            return nest.loop("r", count, one)
+            return self._finished(nests, b, tile, count, base(tile), result)
 
         def panels(body: Any) -> Any:
             return nest.tiles(index(0), self.columns.tiles, self.columns, body)
