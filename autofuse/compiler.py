@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autofuse.errors import InputError, ModelError, PlanError
+from autofuse.arguments import NO_PREDICTOR, check_arguments
+from autofuse.errors import ModelError, PlanError
 from autofuse.graph.model import Graph, Group, Role
 from autofuse.target import Hardware
 
@@ -158,7 +160,7 @@ def choose_cost_model(
             from autofuse.learn import load_predictor
 
             if predictor is None:
-                raise PredictorError("the learned cost model needs a predictor: give --predictor DIR (autofuse train)")
+                raise PredictorError(NO_PREDICTOR)
             base = load_predictor(predictor, analysed.hardware)
         elif cost_model not in (None, "analytical"):
             raise PlanError(f"unknown cost model {cost_model!r}: choose analytical or learned")
@@ -181,7 +183,7 @@ def choose_thresholds(thresholds: Thresholds | str | Path | None, predictor: str
 
     if thresholds is None and predictor is not None and (Path(predictor) / "thresholds.json").is_file():
         thresholds = Path(predictor) / "thresholds.json"
-    return load_thresholds(thresholds) if isinstance(thresholds, str | Path) else thresholds
+    return load_thresholds(os.fspath(thresholds)) if isinstance(thresholds, str | os.PathLike) else thresholds
 
 
 def compile_model(
@@ -210,18 +212,22 @@ def compile_model(
     searching. max_memory: limit on the planned peak of intermediates, in MB. compile_allowance: percent of extra
     compile time that `auto` may spend on the search. fuel: fuse only the first so many groups. dump_ir: folder for the
     IR after each phase. The result's `description` holds what was done and how long it took.
+
+    Raises an AutofuseError for arguments of the wrong kind, before any work, and for what the stages cannot do.
     """
     from autofuse.search.strategies import strategy as make_strategy
 
+    began = time.perf_counter()
+    given = {
+        "target": target, "strategy": strategy, "cost_model": cost_model, "predictor": predictor, "db": db,
+        "input_shapes": input_shapes, "batch": batch, "threads": threads, "plan": plan, "thresholds": thresholds,
+        "max_memory": max_memory, "compile_allowance": compile_allowance, "fuel": fuel, "dump_ir": dump_ir,
+        "progress": progress,
+    }  # fmt: skip
+    check_arguments(given)
+    make_strategy(strategy)  # an unknown name fails before any work
     tell = progress or (lambda _: None)
     folder = Path(dump_ir) if dump_ir is not None else None
-    began = time.perf_counter()
-    make_strategy(strategy)  # an unknown name fails before any work
-    for what, number in (("max_memory", max_memory), ("compile_allowance", compile_allowance)):
-        if number is not None and not 0 <= number < math.inf:
-            raise InputError(f"{what.replace('_', '-')} is {number}: give a number of 0 or more")
-    if fuel is not None and fuel < 0:
-        raise InputError(f"fuel is {fuel}: give a number of groups, 0 or more")
     analysed = analyse(
         model,
         target=target,
@@ -290,6 +296,13 @@ def limit_fuel(result: SearchResult, problem: SearchProblem, fuel: int) -> Searc
     return replace(result, choices=tuple(kept), cost=cost, proved_optimal=False)
 
 
+def _origin(costs: CostModel) -> tuple[str, bool]:
+    """Name of the cost model that was asked for, and whether records come before it."""
+    from autofuse.records.model import RecordedCostModel
+
+    return (costs.fallback.name, True) if isinstance(costs, RecordedCostModel) else (costs.name, False)
+
+
 def assignment_of(group: Group, family: str, config: str) -> Assignment:
     """A group with its family and configuration by name."""
     from autofuse.codegen.kernels import Assignment
@@ -313,7 +326,7 @@ def generate(
     import tvm
 
     from autofuse.codegen.build import build_with_fallback
-    from autofuse.codegen.describe import describe_kernels
+    from autofuse.codegen.describe import describe_kernels, describe_search
     from autofuse.codegen.executable import Executable
     from autofuse.codegen.kernels import KernelBuilder
     from autofuse.codegen.program import assemble
@@ -347,7 +360,9 @@ def generate(
     program, library = build_with_fallback(kernels, builder, arrange, target)
     codegen = time.perf_counter() - start
     prepared = analysed.prepared
-    plan = plan_of(result, analysed.graph, target=analysed.target.text, cost_model=costs.name)
+    asked, uses_records = _origin(costs)
+    plan = plan_of(result, analysed.graph, target=analysed.target.text, cost_model=asked)
+    recorded = sum(c.source == "record" for c in result.choices)
     timing = {
         "import": seconds.get("import", 0.0),
         "prepare": seconds.get("prepare", 0.0) + seconds.get("lower", 0.0),
@@ -364,7 +379,8 @@ def generate(
         "tvm": str(tvm.__version__),
         "strategy": result.strategy,
         "strategy_reason": result.reason,
-        "cost_model": costs.name,
+        "cost_model": asked,
+        "records": {"groups": recorded, "of": len(result.choices)} if uses_records else None,
         "inputs": [
             {"name": n, "shape": list(s), "dtype": d}
             for n, s, d in zip(prepared.input_names, prepared.input_shapes, prepared.input_dtypes, strict=True)
@@ -374,14 +390,7 @@ def generate(
         "kernels": program.kernels,
         "fusion_ratio": round(operators / max(program.kernels, 1), 4),
         "seconds": {k: round(v, 4) for k, v in timing.items()},
-        "search": {
-            "states": result.states,
-            "transitions": result.transitions,
-            "regions": result.regions,
-            "candidates": len(problem.choices),
-            "proved_optimal": result.proved_optimal,
-            "pruned": {**problem.pruned, **result.pruned},
-        },
+        "search": describe_search(problem, result),
         "predicted_ms": result.cost * 1e3,
         "peak_memory_mb": round(result.peak_memory / 1e6, 3),
         "kernel_list": describe_kernels(program, graph, (*problem.choices, *result.choices)),

@@ -154,7 +154,7 @@ class TestDirectory:
         target = save_predictor(trained, tmp_path / "p")
         before = {p.name: p.read_bytes() for p in target.iterdir()}
         (target / "thresholds.json").write_text("{}")
-        (target / "member-9.ubj").write_bytes(b"left by a larger ensemble")
+        (target / "member-9.json").write_bytes(b"left by a larger ensemble")
         save_predictor(trained, target)
         assert {p.name: p.read_bytes() for p in target.iterdir()} == {**before, "thresholds.json": b"{}"}
         assert [p.name for p in tmp_path.iterdir()] == ["p"]
@@ -174,8 +174,8 @@ class TestDirectory:
             (lambda p: (p / "card.json").unlink(), "there is no predictor"),
             (lambda p: (p / "card.json").write_text("{"), "not JSON"),
             (lambda p: (p / "card.json").write_text("[]"), "no card"),
-            (lambda p: (p / "member-1.ubj").unlink(), "member-1.ubj"),
-            (lambda p: (p / "member-1.ubj").write_bytes(b"x"), "member-1.ubj was changed"),
+            (lambda p: (p / "member-1.json").unlink(), "member-1.json"),
+            (lambda p: (p / "member-1.json").write_bytes(b"x"), "member-1.json was changed"),
             (lambda p: edit(p, version=2), "version 2, this program reads 1"),
             (lambda p: edit(p, kind="gpu"), "for a gpu, the target is a cpu"),
             (lambda p: edit(p, features={"version": 99, "names": []}), "features of version 99"),
@@ -201,7 +201,7 @@ class TestDirectory:
         import hashlib
 
         target = save_predictor(trained, tmp_path / "p")
-        (target / "member-0.ubj").write_bytes(b"nonsense")
+        (target / "member-0.json").write_bytes(b"nonsense")
         members = json.loads((target / "card.json").read_text())["members"]
         members[0]["sha256"] = hashlib.sha256(b"nonsense").hexdigest()
         edit(target, members=members)

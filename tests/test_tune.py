@@ -318,12 +318,33 @@ class TestCommand:
         text = capsys.readouterr().out
         assert "4 trials (0 new)" in text and "max_group_size" in text
 
+    def test_tunes_for_the_shape_that_is_compiled(
+        self, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Another shape is another graph: the costs differ, and a study of one does not go on with the other."""
+        out, study = tmp_path / "t.json", tmp_path / "study.log"
+        costs = {}
+        for flags in ((), ("--input-shape", "x=1,8,48,48"), ("--batch", "9")):
+            run("tune", str(model), "--trials", "1", "-o", str(out), "--json", *flags)
+            costs[flags] = json.loads(capsys.readouterr().out)["default"]["networks"][str(model)]["plan_ms"]
+            origin = json.loads(out.read_text())["origin"]
+            assert origin["batch"] == (9 if "--batch" in flags else None)
+            assert origin["input_shapes"] == ({"x": [1, 8, 48, 48]} if "--input-shape" in flags else {})
+        assert costs[()] < min(costs[flags] for flags in costs if flags)
+        assert run("tune", str(model), "--trials", "1", "-o", str(out), "--study", str(study)) == 0
+        again = ("tune", str(model), "--trials", "1", "-o", str(out), "--study", str(study))
+        capsys.readouterr()
+        assert run(*again, "--batch", "2") == 2
+        assert "another" in capsys.readouterr().err
+
     def test_bad_input_is_one_line(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         for arguments, words in (
             ([], "name at least one MODEL"),
             (["--db", str(tmp_path / "none.db")], "no record store"),
             (["x.onnx", "-o", str(tmp_path / "nowhere" / "t.json")], "does not exist"),
             ([str(tmp_path / "x.onnx"), "-o", str(tmp_path / "t.json")], "x.onnx"),
+            (["x.onnx", "--input-shape", "1,3", "-o", str(tmp_path / "t.json")], "--input-shape '1,3'"),
+            (["x.onnx", "--batch", "0"], "--batch"),
         ):
             assert run("tune", *arguments) == 2
             captured = capsys.readouterr()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import click
 
-from autofuse.cli.options import compile_options, input_shapes, json_option, print_json
+from autofuse.arguments import check_sources
+from autofuse.cli.options import check_writable, compile_options, input_shapes, json_option, print_json
 from autofuse.errors import EngineError
 
 
@@ -47,8 +49,8 @@ def command(
         if given[name]:
             raise EngineError(f"--{name.replace('_', '-')} belongs to `autofuse compile`, bench does not take it")
     executables = dict(_named(text) for text in saved)
-    if save is not None and not Path(save).resolve().parent.is_dir():
-        raise EngineError(f"cannot write {save}: the folder {Path(save).resolve().parent} does not exist")
+    if save is not None:
+        check_writable(save, EngineError)
     engines = [*executables, "autofuse", *(name for name in against.split(",") if name)]
     keys = (
         "target",
@@ -62,6 +64,9 @@ def command(
         "thresholds",
     )
     options = {k: given[k] for k in keys if given[k] is not None}
+    if budget is not None and not 0 < budget < math.inf:
+        raise EngineError(f"--budget is {budget}: give a number of seconds over 0")
+    check_sources({**options, "threads": given["threads"]})
     with _progress() as progress:
         result = bench.run(
             model,
@@ -95,8 +100,11 @@ def _named(text: str) -> tuple[str, str]:
     name, equals, path = text.partition("=")
     if not equals or not name or not path:
         raise EngineError(f"--executable {text!r} is not of the form NAME=OUT.so")
-    if not Path(path).is_file():
-        raise EngineError(f"--executable {text!r}: there is no file {path}; make one with `autofuse compile -o {path}`")
+    from autofuse.codegen.package import is_package
+
+    if not is_package(Path(path)):
+        what = "is no compiled model" if Path(path).exists() else "does not exist"
+        raise EngineError(f"--executable {text!r}: {path} {what}; make one with `autofuse compile -o {path}`")
     return name, path
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from autofuse.cli.options import address, input_shapes, json_option, print_json, status
-from autofuse.errors import InputError
+from autofuse.cli.options import address, check_writable, input_shapes, json_option, print_json, status
+from autofuse.errors import InputError, RecordError
 
 if TYPE_CHECKING:
     from autofuse.compiler import Analysed
@@ -62,7 +64,7 @@ def command(
     Groups of the greedy and the present best plans come first. Run again, it goes on where it stopped. Devices of
     several hardware take turns: what is measured is what each one's own target is compiled to.
     """
-    seconds = _seconds(budget) if budget else None
+    seconds = _seconds(budget) if budget is not None else None
     names = list(models)
     if whole_zoo:
         from autofuse.frontend import zoo
@@ -75,6 +77,8 @@ def command(
     if rpc is not None and (threads is not None or target != "llvm"):
         raise InputError("--target and --threads are the devices' own with --rpc: autofuse serve --threads N")
     given = input_shapes(shapes)
+    if not Path(db).exists():
+        check_writable(db, RecordError)
 
     def candidates(goal: str) -> tuple[list[Analysed], list[CollectItem]]:
         return _candidates(names, goal, threads, batch, given, configs, explore)
@@ -91,13 +95,15 @@ def command(
         from autofuse.measure.kernels import KernelSource
         from autofuse.records import RecordedHardware, open_store
 
-        store = stack.enter_context(open_store(db))
-        builder = stack.enter_context(dask_builder(dask) if dask else PoolBuilder(2))
         end = None if seconds is None else time.monotonic() + seconds
+        # The store comes last: what fails before leaves none behind.
+        prepared = {places[0].target: candidates(places[0].target)}
+        builder = stack.enter_context(dask_builder(dask) if dask else PoolBuilder(2))
+        store = stack.enter_context(open_store(db))
         done: list[tuple[str, Any]] = []
         failed: list[MeasureError] = []
         for place in places:
-            analysed, ordered = candidates(place.target)
+            analysed, ordered = prepared.pop(place.target, None) or candidates(place.target)
             row, runner = place.take(analysed[0].target.threads)
             so_far = sum(s.done + s.skipped for _, s in done)
             settings = CollectSettings(
@@ -211,12 +217,12 @@ def _counts(stats: list[Any]) -> dict[str, Any]:
 def _seconds(text: str) -> float:
     """ "90s", "10m", "2h" or plain seconds."""
     units = {"s": 1.0, "m": 60.0, "h": 3600.0}
-    number, unit = (text[:-1], units[text[-1]]) if text[-1] in units else (text, 1.0)
+    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1.0)
     try:
         value = float(number) * unit
     except ValueError:
         value = 0.0
-    if value <= 0:
+    if not 0 < value < math.inf:
         raise InputError(f"--budget {text!r} is no time: write 90s, 10m or 2h")
     return value
 

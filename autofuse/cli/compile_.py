@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from autofuse.cli.options import compile_arguments, compile_options, json_option, print_json, status
-from autofuse.errors import ModelError
+from autofuse.cli.options import check_writable, compile_arguments, compile_options, json_option, print_json, status
 
 
 @click.command("compile")
@@ -20,8 +18,8 @@ from autofuse.errors import ModelError
 def command(model: str, output: str | None, save_plan: str | None, as_json: bool, **given: Any) -> None:
     """Compile MODEL, an ONNX file or the name of a zoo network (`autofuse zoo list`)."""
     for path in (output, save_plan):
-        if path is not None and not Path(path).resolve().parent.is_dir():
-            raise ModelError(f"cannot write {path}: the folder {Path(path).resolve().parent} does not exist")
+        if path is not None:
+            check_writable(path)
     arguments = compile_arguments(given)
     import autofuse
 
@@ -53,8 +51,8 @@ def command(model: str, output: str | None, save_plan: str | None, as_json: bool
 
 def summary(description: dict[str, Any], output: str | None) -> dict[str, Any]:
     """What `--json` prints."""
-    keys = ("model", "target", "strategy", "cost_model", "operators", "kernels", "fusion_ratio", "seconds", "search")
-    report = {k: description[k] for k in keys}
-    report |= {k: description[k] for k in ("predicted_ms", "peak_memory_mb")}
-    report["output"] = output
-    return report
+    keys = (
+        "model", "target", "strategy", "cost_model", "records", "operators", "kernels", "fusion_ratio", "seconds",
+        "search", "predicted_ms", "peak_memory_mb",
+    )  # fmt: skip
+    return {**{k: description[k] for k in keys}, "output": output}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from autofuse.errors import InputError
+from autofuse.errors import AutofuseError, InputError, ModelError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -40,6 +42,22 @@ def address(text: str, option: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise InputError(f"{option} {text!r} is not of the form HOST:PORT, e.g. {option} 127.0.0.1:9190")
     return host.strip("[]"), int(port)
+
+
+def check_writable(path: str | Path, error: type[AutofuseError] = ModelError) -> Path:
+    """`path` as a path that a file can be written to, found out before any work. Raises `error`."""
+    target = Path(path)
+    folder = target.resolve().parent
+    if not str(path) or target.is_dir():
+        raise error(f"cannot write {str(path)!r}: it is {'a folder' if str(path) else 'no name'}, give a file")
+    if not folder.is_dir():
+        raise error(f"cannot write {path}: the folder {folder} does not exist")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as found:
+        raise error(f"cannot write {path}: {found.strerror}; choose another place") from None
+    return target
 
 
 def compile_options(function: F) -> F:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from autofuse.cli.options import compile_arguments, compile_options, json_option, print_json, status
-from autofuse.errors import InputError, ModelError
+from autofuse.cli.options import check_writable, compile_arguments, compile_options, json_option, print_json, status
+from autofuse.errors import InputError
 
 if TYPE_CHECKING:
     from autofuse.codegen.executable import Executable
@@ -31,8 +31,8 @@ def command(
     """Time every kernel of MODEL: a file that `autofuse compile -o` wrote, an ONNX file, or a zoo network's name."""
     from autofuse.profile import profile
 
-    if html is not None and not Path(html).resolve().parent.is_dir():
-        raise ModelError(f"cannot write {html}: the folder {Path(html).resolve().parent} does not exist")
+    if html is not None:
+        check_writable(html)
     arrays = _read(source) if source is not None else None
     with status(f"profiling {model}") as tell:
         executable = _executable(model, given, tell)

@@ -6,10 +6,10 @@ import os
 import tempfile
 import zipfile
 import zlib
-from pathlib import Path
 
 import click
 
+from autofuse.cli.options import check_writable
 from autofuse.errors import InputError
 
 
@@ -37,9 +37,7 @@ def command(compiled: str, source: str, output: str) -> None:
         raise InputError(
             f"{source} is damaged or no .npz archive of plain arrays: write it with numpy.savez('x.npz', NAME=array)"
         ) from None
-    target = Path(output).resolve()
-    if not target.parent.is_dir():
-        raise InputError(f"cannot write {output}: the folder {target.parent} does not exist")
+    target = check_writable(output, InputError).resolve()
     executable = autofuse.load(compiled)
     results = executable(**arrays)
     named = dict(zip(executable.output_names, results, strict=True))

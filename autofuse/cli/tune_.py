@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from autofuse.cli.options import json_option, print_json, status
+from autofuse.cli.options import check_writable, input_shapes, json_option, print_json, status
 from autofuse.errors import PlanError, RecordError
 
 if TYPE_CHECKING:
+    from autofuse.compiler import Analysed
     from autofuse.search.replay import ReplayNetwork
     from autofuse.search.tuning import TuningResult
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", metavar="F.json", help="Thresholds file (default: thresholds.json, in DIR if given).")
 @click.option("--strategy", type=click.Choice(["dp", "hybrid"]), default="dp", show_default=True)
 @click.option("--threads", type=click.IntRange(min=1), help="Threads that the models run with (default: all).")
+@click.option("--input-shape", "shapes", multiple=True, metavar="NAME=N,...", help="Fix an input's shape.")
+@click.option("--batch", type=click.IntRange(min=1), help="Batch size of a zoo network, or of a free first axis.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the trials.")
 @json_option
 def command(
@@ -40,6 +43,8 @@ def command(
     output: str | None,
     strategy: str,
     threads: int | None,
+    shapes: tuple[str, ...],
+    batch: int | None,
     seed: int,
     as_json: bool,
 ) -> None:
@@ -47,23 +52,34 @@ def command(
 
     The result is the fastest search whose plans cost at most 1 % more than the best ones found.
     """
+    given = input_shapes(shapes)
     if db != "none" and not Path(db).is_file():
         raise RecordError(f"there is no record store {db}: make one with `autofuse collect MODEL --db {db}`")
     target = Path(output or (Path(predictor) / "thresholds.json" if predictor else "thresholds.json"))
     for path in (target, *([Path(study)] if study else [])):
-        if not path.resolve().parent.is_dir():
-            raise PlanError(f"cannot write {path}: the folder {path.resolve().parent} does not exist")
+        check_writable(path, PlanError)
     start = time.perf_counter()
+    from autofuse.compiler import analyse
     from autofuse.search.thresholds import save_thresholds
     from autofuse.search.tuning import tune
 
     names = models or _recorded_models(db)
     with status("tuning") as tell:
-        networks = [_network(name, db, predictor, threads, tell) for name in names]
+
+        def network(name: str) -> ReplayNetwork:
+            def say(step: str) -> None:
+                tell(f"{name}: {step}")
+
+            model = analyse(name, threads=threads, input_shapes=given, batch=batch, progress=say)
+            return _network(name, model, db, predictor)
+
+        networks = [network(name) for name in names]
     with _bar(trials) as progress:
         result = tune(networks, trials=trials, strategy=strategy, seed=seed, study=study, progress=progress)
     origin = {
         "models": [n.name for n in networks],
+        "batch": batch,
+        "input_shapes": {name: list(shape) for name, shape in (given or {}).items()},
         "strategy": strategy,
         "predictor": predictor,
         "trials": result.trials,
@@ -109,24 +125,20 @@ def _recorded_models(db: str) -> tuple[str, ...]:
     return found
 
 
-def _network(
-    model: str, db: str, predictor: str | None, threads: int | None, tell: Callable[[str], None]
-) -> ReplayNetwork:
+def _network(name: str, analysed: Analysed, db: str, predictor: str | None) -> ReplayNetwork:
     """The graph of a model with its costs; the model itself is let go of."""
     from autofuse.codegen.fuse_ops import fuse_ops_partition
-    from autofuse.compiler import analyse, choose_cost_model
+    from autofuse.compiler import choose_cost_model
     from autofuse.graph.keys import graph_digest
     from autofuse.schedule.registry import families
     from autofuse.search.replay import ReplayedCosts, ReplayNetwork
 
-    analysed = analyse(model, threads=threads, progress=lambda step: tell(f"{model}: {step}"))
-    costs = choose_cost_model(analysed, None, predictor, db)
     partition = fuse_ops_partition(analysed.lowered.module, analysed.built)
     return ReplayNetwork(
-        name=model,
+        name=name,
         digest=graph_digest(analysed.graph),
         graph=analysed.graph,
-        costs=ReplayedCosts(costs),
+        costs=ReplayedCosts(choose_cost_model(analysed, None, predictor, db)),
         hardware=analysed.hardware,
         families=families(analysed.hardware.kind),
         greedy=tuple(tuple(sorted(members)) for members in partition),

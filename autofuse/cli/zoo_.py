@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from autofuse.cli.options import json_option, print_json
+from autofuse.cli.options import check_writable, json_option, print_json
 from autofuse.errors import ModelError
 
 
@@ -23,19 +21,18 @@ def list_networks(as_json: bool) -> None:
 
     entries = [zoo.describe(name) for name in zoo.names()]
     if as_json:
-        print_json(
-            [
-                {
-                    "name": e.name,
-                    "title": e.title,
-                    "inputs": [{"name": i.name, "shape": list(i.shape), "dtype": i.dtype} for i in e.inputs],
-                    "parameters": e.published_parameters,
-                    "macs": e.published_macs,
-                    "source": e.source,
-                }
-                for e in entries
-            ]
-        )
+        networks = [
+            {
+                "name": e.name,
+                "title": e.title,
+                "inputs": [{"name": i.name, "shape": list(i.shape), "dtype": i.dtype} for i in e.inputs],
+                "parameters": e.published_parameters,
+                "macs": e.published_macs,
+                "source": e.source,
+            }
+            for e in entries
+        ]
+        print_json({"networks": networks})
         return
     from rich.console import Console
     from rich.table import Table
@@ -58,9 +55,7 @@ def export(name: str, output: str, batch: int, seed: int) -> None:
     """Write network NAME as an ONNX file."""
     from autofuse.frontend import zoo
 
-    target = Path(output)
-    if not target.resolve().parent.is_dir():
-        raise ModelError(f"cannot write {output}: the folder {target.resolve().parent} does not exist")
+    target = check_writable(output)
     model = zoo.build(name, batch=batch, seed=seed)
     temporary = target.with_name(f".{target.name}.tmp")
     try:

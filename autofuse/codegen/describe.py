@@ -1,4 +1,4 @@
-"""What is known of a program's kernels when it is built, as plain data: for profiles and reports."""
+"""What is known of a program's kernels and of its search when it is built, as plain data: for profiles and reports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from autofuse.codegen.program import Program
 from autofuse.graph.model import Graph, Group
-from autofuse.search.problem import Choice
+from autofuse.search.problem import Choice, SearchProblem, SearchResult
 
 
 def describe_kernels(program: Program, graph: Graph, choices: Iterable[Choice]) -> list[dict[str, Any]]:
@@ -43,3 +43,16 @@ def describe_kernels(program: Program, graph: Graph, choices: Iterable[Choice]) 
             }
         )
     return entries
+
+
+def describe_search(problem: SearchProblem, result: SearchResult) -> dict[str, Any]:
+    """How the search went; `pruned`: threshold → how often it cut; reason: what a strategy says of its choice."""
+    return {
+        "states": result.states,
+        "transitions": result.transitions,
+        "regions": result.regions,
+        "candidates": len(problem.choices),
+        "proved_optimal": result.proved_optimal,
+        "reason": result.reason,
+        "pruned": {**problem.pruned, **result.pruned},
+    }

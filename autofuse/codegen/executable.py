@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -107,6 +108,7 @@ class Executable:
 
     def save(self, path: str | Path) -> None:
         """Write one file that `autofuse.load` reads. Raises ModelError when it cannot be written."""
+        _check_path(path)
         if self._path is not None:
             copy_package(self._path, Path(path))
             return
@@ -150,8 +152,9 @@ class Executable:
         for entry in entries:
             try:
                 array = np.asarray(given[entry["name"]])
-            except (TypeError, ValueError) as error:
-                raise InputError(f"input {entry['name']!r} is no array: {error}") from None
+            except (TypeError, ValueError, RuntimeError) as error:  # the last from tensors of PyTorch with gradients
+                line = " ".join(str(error).split())
+                raise InputError(f"input {entry['name']!r} is no array: {line}") from None
             if tuple(array.shape) != tuple(entry["shape"]):
                 raise InputError(
                     f"input {entry['name']!r} has shape {tuple(array.shape)}, {self.name} was compiled for"
@@ -168,11 +171,17 @@ class Executable:
         return arranged
 
 
+def _check_path(path: object) -> None:
+    if not isinstance(path, str | os.PathLike) or isinstance(path, bytes):
+        raise ModelError(f"{path!r} ({type(path).__name__}) is no path of a compiled model: give a text or a Path")
+
+
 def load(path: str | Path) -> Executable:
     """Load a file that `Executable.save` or `autofuse compile` wrote.
 
     Raises ModelError when it is no such file, TargetError when this CPU lacks instructions that its code uses.
     """
+    _check_path(path)
     package = read_package(path)
     lacking = missing_features(package.description.get("features", []))
     if lacking:

@@ -1,4 +1,4 @@
-"""A trained XGBoost model for prediction only: takes its UBJ or JSON bytes, gives predictions of float32 arrays.
+"""A trained XGBoost model for prediction only: takes its JSON (or UBJ) bytes, gives predictions of float32 arrays.
 
 XGBoost's C interface (documented in its `c_api.h`, stable across versions) is called directly: the Python package
 imports scikit-learn and SciPy with it, which takes longer than most searches.

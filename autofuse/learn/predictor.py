@@ -1,4 +1,4 @@
-"""The learned cost model, and predictors in directories: card.json, card.md and one UBJ file for each member."""
+"""The learned cost model, and predictors in directories: card.json, card.md and one JSON file for each member."""
 
 from __future__ import annotations
 

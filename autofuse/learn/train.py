@@ -49,7 +49,7 @@ class TrainSettings:
 
 @dataclass(frozen=True)
 class Trained:
-    """The members' trees (XGBoost UBJ) and the card; `metrics`: learned, analytical, analytical_scaled."""
+    """The members' trees (XGBoost JSON) and the card; `metrics`: learned, analytical, analytical_scaled."""
 
     members: tuple[bytes, ...]
     card: Card
@@ -107,7 +107,7 @@ def train_predictor(
         spread_scale=error / spread if spread > 0 else 1.0,
         spread_limit=max(_SMALLEST_LIMIT, float(np.sqrt(np.mean((dataset.residual - offset) ** 2)))),
         members=tuple(
-            Member(f"member-{k}.ubj", hashlib.sha256(m).hexdigest(), _trees(m)) for k, m in enumerate(members)
+            Member(f"member-{k}.json", hashlib.sha256(m).hexdigest(), _trees(m)) for k, m in enumerate(members)
         ),
     )
     return Trained(tuple(members), card, metrics)
@@ -128,7 +128,7 @@ def _check(dataset: Dataset) -> None:
 
 
 def _train_member(part: Dataset, s: TrainSettings, seed: int) -> bytes:
-    """One booster on the rows of `part`, as UBJ."""
+    """One booster on the rows of `part`, as JSON."""
     import xgboost
 
     folds = max(2, round(1 / s.validation))
@@ -164,7 +164,7 @@ def _train_member(part: Dataset, s: TrainSettings, seed: int) -> bytes:
     # What is saved is what is used: trees after the best round are cut off, and with them the notes of early stopping.
     best = booster[: booster.best_iteration + 1]
     best.set_attr(best_iteration=None, best_score=None)
-    return bytes(best.save_raw("ubj"))
+    return bytes(best.save_raw("json"))
 
 
 def _trees(member: bytes) -> int:

@@ -29,7 +29,8 @@ class RecordedCostModel(CostModel):
     ) -> None:
         self._store = store
         self._hardware = hardware_digest
-        self._fallback = fallback
+        #: Answers where there is no record.
+        self.fallback = fallback
         self._key_of = key_of or default_key()
         self._keys: dict[tuple[int, Group], tuple[Group, str]] = {}
         self._known: dict[Identity, Measured | None] = {}
@@ -42,12 +43,12 @@ class RecordedCostModel(CostModel):
             if measured is not None:
                 costs[i] = np.inf if measured.normalised is None else measured.normalised
         if missing:
-            costs[missing] = self._fallback.costs([candidates[i] for i in missing])
+            costs[missing] = self.fallback.costs([candidates[i] for i in missing])
         return costs
 
     def sources(self, candidates: Sequence[Candidate]) -> list[str]:
         found = self._find(candidates)
-        rest = iter(self._fallback.sources([c for c, measured in zip(candidates, found, strict=True) if not measured]))
+        rest = iter(self.fallback.sources([c for c, measured in zip(candidates, found, strict=True) if not measured]))
         return ["record" if measured else next(rest) for measured in found]
 
     def _find(self, candidates: Sequence[Candidate]) -> list[Measured | None]:

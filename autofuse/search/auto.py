@@ -50,4 +50,5 @@ class AutoStrategy(SearchStrategy):
 
     def search(self, problem: SearchProblem) -> SearchResult:
         chosen, reason = self.pick(problem)
-        return replace(chosen.search(problem), reason=reason)
+        result = chosen.search(problem)
+        return replace(result, reason="; ".join(filter(None, (reason, result.reason))))

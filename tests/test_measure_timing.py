@@ -1,0 +1,179 @@
+"""The clock, the inputs and the comparison of outputs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autofuse.measure import (
+    ArgumentSpec,
+    MeasureJob,
+    MeasureLimits,
+)
+from autofuse.measure.jobs import fill_inputs
+from autofuse.measure.timing import Steadiness, half_width, take_samples
+
+
+class Clock:
+    """A clock that kernels move."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def kernel(self, times: Iterable[float]) -> Callable[[], None]:
+        source = iter(times)
+
+        def run() -> None:
+            self.now += next(source)
+
+        return run
+
+
+class TestTiming:
+    def test_a_steady_kernel_is_done_after_the_fewest_samples(self) -> None:
+        clock = Clock()
+        limits = MeasureLimits(min_samples=5, max_samples=50, min_sample=0.0)
+        taken = take_samples(
+            clock.kernel(itertools.repeat(1e-3)),
+            {"memory": clock.kernel(itertools.repeat(2e-3))},
+            "memory",
+            limits,
+            clock,
+        )
+        assert taken.kernel == pytest.approx([1e-3] * 5) and taken.references["memory"] == pytest.approx([2e-3] * 5)
+
+    def test_drift_that_the_reference_shares_does_not_count_as_noise(self) -> None:
+        """The machine slows down throughout; the ratio stands still, so few samples do."""
+        clock = Clock()
+        drift = [1.02**i for i in range(400)]
+        steps = iter(drift)
+        pace = [1.0]
+
+        def reference() -> None:
+            pace[0] = next(steps)
+            clock.now += 1e-3 * pace[0]
+
+        def kernel() -> None:
+            clock.now += 3e-3 * pace[0]
+
+        limits = MeasureLimits(min_samples=6, max_samples=60, budget=1e9, min_sample=0.0)
+        taken = take_samples(kernel, {"arithmetic": reference}, "arithmetic", limits, clock)
+        assert len(taken.kernel) == 6
+        without = take_samples(clock.kernel(3e-3 * d for d in drift), {}, "arithmetic", limits, clock)
+        assert len(without.kernel) > 30
+
+    def test_samples_next_to_a_disturbed_reference_are_taken_again(self) -> None:
+        """A neighbour halves the machine now and then; what was measured meanwhile is not kept."""
+        clock = Clock()
+        pace = itertools.cycle([1.0, 1.0, 2.0, 1.0, 1.0, 1.9])
+        now = [1.0]
+
+        def reference() -> None:
+            now[0] = next(pace)
+            clock.now += 1e-3 * now[0]
+
+        def kernel() -> None:
+            clock.now += 5e-3 * now[0] ** 2
+
+        limits = MeasureLimits(min_samples=8, max_samples=40, budget=1e9, min_sample=0.0)
+        taken = take_samples(kernel, {"memory": reference}, "memory", limits, clock)
+        assert taken.kernel == pytest.approx([5e-3] * 8) and taken.references["memory"] == pytest.approx([1e-3] * 8)
+
+    def test_retakes_are_capped_and_a_job_that_is_disturbed_throughout_keeps_what_it_has(self) -> None:
+        clock = Clock()
+        steady = Steadiness()
+        for _ in range(200):
+            steady.add("memory", 1e-3)
+        assert steady.usual("memory") == pytest.approx(1e-3) and steady.usual("arithmetic") is None
+        slow = clock.kernel(itertools.repeat(3e-3))
+        limits = MeasureLimits(min_samples=4, max_samples=10, retakes=5, budget=1e9, min_sample=0.0)
+        taken = take_samples(clock.kernel(itertools.repeat(1e-3)), {"memory": slow}, "memory", limits, clock, steady)
+        assert len(taken.kernel) == len(taken.references["memory"]) == 15
+
+    def test_a_noisy_kernel_is_sampled_up_to_the_cap_or_the_budget(self) -> None:
+        clock = Clock()
+        noisy = itertools.cycle([1e-3, 3e-3, 2e-3, 5e-3, 1e-3])
+        limits = MeasureLimits(min_samples=5, max_samples=20, budget=1e9, min_sample=0.0)
+        assert len(take_samples(clock.kernel(noisy), {}, "memory", limits, clock).kernel) == 20
+        short = replace(limits, budget=1e-2)
+        assert 3 <= len(take_samples(clock.kernel(noisy), {}, "memory", short, clock).kernel) < 10
+
+    def test_a_short_kernel_is_repeated_within_a_sample(self) -> None:
+        clock = Clock()
+        runs = [0]
+
+        def kernel() -> None:
+            runs[0] += 1
+            clock.now += 1e-6
+
+        limits = MeasureLimits(warmup=1, min_samples=4, max_samples=4, min_sample=1e-4)
+        taken = take_samples(kernel, {}, "memory", limits, clock)
+        assert taken.kernel == pytest.approx([1e-6] * 4)
+        assert 400 <= runs[0] <= 420
+
+    def test_interval_shrinks_with_samples_and_ignores_outliers(self) -> None:
+        assert half_width([1.0, 2.0, 3.0]) == float("inf")
+        few, many = [1.0, 1.1, 0.9, 1.0] * 2, [1.0, 1.1, 0.9, 1.0] * 32
+        assert 0 < half_width(many) < half_width(few)
+        # A normal sample: the interval of the median is 1.96 · 1.2533 · σ / √n.
+        normal = np.random.default_rng(0).normal(10.0, 1.0, 4000)
+        assert half_width(list(normal)) == pytest.approx(1.96 * 1.2533 / np.sqrt(4000) / 10, rel=0.05)
+        assert half_width([*normal, 1e6]) == pytest.approx(half_width(list(normal)), rel=0.01)
+
+
+class TestInputs:
+    def test_are_the_same_for_the_same_seed_and_keep_to_their_ranges(self) -> None:
+        specs = (
+            ArgumentSpec((100,), low=2.0, high=3.0),
+            ArgumentSpec((7,), output=True),
+            ArgumentSpec((200,), "int64", low=0, high=4),
+            ArgumentSpec((50,), "bool"),
+            ArgumentSpec((50,), "uint8"),
+            ArgumentSpec((3, 0), "float16"),
+        )
+        first, second, other = (fill_inputs(specs, seed) for seed in (1, 1, 2))
+        assert [a.dtype.name for a in first] == ["float32", "int64", "bool", "uint8", "float16"]
+        assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+        assert not np.array_equal(first[0], other[0])
+        assert 2.0 <= first[0].min() < first[0].max() <= 3.0 and set(first[1]) == {0, 1, 2, 3, 4}
+        assert first[4].shape == (3, 0)
+
+    def test_a_job_survives_the_way_to_another_process(self) -> None:
+        import json
+
+        job = MeasureJob("k", "c", "x.so", "f", (ArgumentSpec((2, 3)),), "e.npz", limits=MeasureLimits(timeout=3))
+        assert MeasureJob.from_dict(json.loads(json.dumps(job.to_dict()))) == job
+
+
+class TestComparison:
+    """Of a kernel's outputs with the right ones."""
+
+    def test_tells_right_from_wrong(self) -> None:
+        from autofuse.measure.worker import compare
+
+        want = np.array([1.0, -100.0, np.nan, np.inf], np.float32)
+        assert compare([want], [want], 1e-3) == ""
+        assert compare([want + np.float32(0.05)], [want], 1e-3) == ""  # within 1e-3 of 100
+        assert "2 of 4" in compare([want + np.float32(0.2)], [want], 1e-3)
+        for wrong in (
+            np.array([np.nan, -100, np.nan, np.inf], np.float32),
+            np.array([1, -100, 5, np.inf], np.float32),
+            np.array([1, -100, np.nan, -np.inf], np.float32),
+        ):
+            assert "1 of 4" in compare([wrong], [want], 1e-3)
+        assert "shape" in compare([want[:2]], [want], 1e-3)
+
+    def test_integers_must_be_equal_and_zero_has_no_tolerance(self) -> None:
+        from autofuse.measure.worker import compare
+
+        assert compare([np.array([1000, 2])], [np.array([1000, 2])], 1e-3) == ""
+        assert "worst at (0,)" in compare([np.array([1001, 2])], [np.array([1000, 2])], 1e-2)
+        assert compare([np.full(3, 1e-9, np.float32)], [np.zeros(3, np.float32)], 1e-3) != ""
+        assert compare([np.zeros((0, 2), np.float32)], [np.zeros((0, 2), np.float32)], 1e-3) == ""

@@ -1,0 +1,90 @@
+"""The recorded cost model: records first, another model where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from plain_groups import FAMILY, PlainCosts, Scale, chain, key_of
+
+from autofuse.cost.model import Candidate
+from autofuse.graph.model import Group
+from autofuse.records import MemoryStore, Record, RecordedHardware, RecordStore, SqliteStore, Workload
+from autofuse.records.identity import identity_of, layouts_text
+from autofuse.records.model import RecordedCostModel
+
+HERE = RecordedHardware("hw", "here")
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RecordStore]:
+    with MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "r.db") as made:
+        yield made
+
+
+class TestRecordedCosts:
+    def record(self, group: Group, scale: int, seconds: float | None, version: int = 1, hardware: str = "hw") -> Record:
+        status = "ok" if seconds else "crashed"
+        return Record(
+            key_of(group), hardware, "plain", version, f"scale={scale}", status=status,
+            samples=(seconds,) if seconds else (),
+        )  # fmt: skip
+
+    def test_a_record_counts_before_the_fallback_and_a_failure_costs_infinity(self, store: RecordStore) -> None:
+        group, other = chain(["a"]), chain(["b"])
+        store.add_hardware(HERE)
+        store.add_hardware(RecordedHardware("there", "there"))
+        for g in (group, other):
+            store.add_workload(Workload(key_of(g), ""))
+        store.add(self.record(group, 1, 7e-3))
+        store.add(self.record(group, 2, None))
+        store.add(self.record(group, 3, 9e-3, version=2))  # of another version of the family
+        store.add(self.record(other, 1, 9e-3, hardware="there"))
+        fallback = PlainCosts()
+        model = RecordedCostModel(store, "hw", fallback, key_of)
+        candidates = [Candidate(g, FAMILY, Scale(s)) for g in (other, group) for s in (1, 2, 3)]
+        costs = model.costs(candidates)
+        expected = [1e-3, 5e-4, 1e-3 / 3, 7e-3, np.inf, 1e-3 / 3]
+        assert costs == pytest.approx(expected)
+        assert model.sources(candidates) == ["analytical"] * 3 + ["record", "record", "analytical"]
+        assert fallback.asked == [4]
+        assert model.costs(candidates[::-1]) == pytest.approx(expected[::-1])
+        assert model.costs([]).shape == (0,) and model.sources([]) == []
+
+    def test_one_query_answers_a_batch(self) -> None:
+        class Counting(MemoryStore):
+            queries = 0
+
+            def lookup(self, identities):  # type: ignore[no-untyped-def]
+                self.queries += 1
+                return super().lookup(identities)
+
+        store = Counting()
+        model = RecordedCostModel(store, "hw", PlainCosts(), key_of)
+        candidates = [Candidate(chain([k]), FAMILY, Scale(s)) for k in "abc" for s in (1, 2, 3)]
+        model.costs(candidates)
+        model.sources(candidates)
+        assert store.queries == 1
+
+    def test_layouts_at_the_borders_tell_records_apart(self) -> None:
+        group = chain(["a"])
+        assert layouts_text(group) == ""
+        tensors = tuple(replace(t, layout="NCHW8c" if t.index else "") for t in group.graph.tensors)
+        blocked = Group.of(replace(group.graph, tensors=tensors), [0])
+        assert layouts_text(blocked) == "->NCHW8c"
+        identity = identity_of(Candidate(blocked, FAMILY, Scale(2)), "k", "hw")
+        assert (identity.layouts, identity.config, identity.family_version) == ("->NCHW8c", "scale=2", 1)
+
+    def test_the_usual_key_is_that_of_the_graph(self) -> None:
+        from autofuse.graph.keys import workload_key
+
+        group = chain(["a"])
+        store = MemoryStore()
+        store.add_hardware(HERE)
+        store.add_workload(Workload(workload_key(group), ""))
+        store.add(replace(self.record(group, 1, 7e-3), workload=workload_key(group)))
+        model = RecordedCostModel(store, "hw", PlainCosts())
+        assert model.sources([Candidate(group, FAMILY, Scale(1))]) == ["record"]
