@@ -132,7 +132,7 @@ _CHECKS: dict[str, Callable[[str, object], None]] = {
 
 
 def check_sources(given: Mapping[str, Any]) -> None:
-    """Open what the arguments name, as compiling does later: target, predictor, record store, thresholds.
+    """Open what the arguments name, as compiling does later: target, predictor, record store, thresholds, plan.
 
     For commands that compile in other processes. Raises TargetError, PredictorError, RecordError, PlanError.
     """
@@ -141,7 +141,7 @@ def check_sources(given: Mapping[str, Any]) -> None:
     from autofuse.target.registry import resolve
 
     target = resolve(given.get("target", "llvm"), given.get("threads"))
-    predictor, db, thresholds = (given.get(name) for name in ("predictor", "db", "thresholds"))
+    predictor, db, thresholds, plan = (given.get(name) for name in ("predictor", "db", "thresholds", "plan"))
     if predictor is not None:
         from autofuse.learn import load_predictor
 
@@ -156,3 +156,7 @@ def check_sources(given: Mapping[str, Any]) -> None:
         from autofuse.search.thresholds import load_thresholds
 
         load_thresholds(os.fspath(thresholds))
+    if isinstance(plan, str | os.PathLike):
+        from autofuse.search.plan import Plan
+
+        Plan.load(os.fspath(plan))

@@ -28,6 +28,7 @@ def test_a_benchmark_that_cannot_be_saved(network: Path, tmp_path: Path, capfd: 
         ("--predictor", "absent"),
         ("--db", "absent.db"),
         ("--thresholds", "absent.json"),
+        ("--plan", "absent.json"),
         ("--max-memory", "-1"),
         ("--budget", "nan"),
         ("--executable", f"a={__file__}"),

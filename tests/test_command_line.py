@@ -55,6 +55,18 @@ def test_bench_by_command(network: Path, tmp_path: Path) -> None:
         assert row["error"] is None and row["median_ms"] > 0 and row["max_rel_err"] < 1e-4
 
 
+def test_bench_times_a_plan_beside_a_search(network: Path, tmp_path: Path) -> None:
+    """The plan is the engine `autofuse`'s alone."""
+    plan = tmp_path / "none.json"
+    autofuse.compile(network, strategy="none", threads=1).plan.save(plan)
+    flags = ("--plan", plan, "--dump-ir", tmp_path / "ir", "--against", "dp", "--rounds", 1, "--threads", 1, "--json")
+    done = command("bench", network, *flags, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    mine, searched = json.loads(done.stdout)["results"]
+    assert mine["error"] is None and searched["error"] is None
+    assert mine["kernels"] > searched["kernels"] and (tmp_path / "ir" / "3-scheduled.py").is_file()
+
+
 def test_plans_are_built_again_and_only_for_their_graph(
     network: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,11 +13,29 @@ from test_cost_analytical import FULL, FakeConfiguration, FakeFamily, one
 from autofuse.cost import AnalyticalCostModel, Candidate, CostModel
 from autofuse.graph.model import Work
 from autofuse.learn import LearnedCostModel
+from autofuse.records import MemoryStore, Record, RecordedHardware, Workload
+from autofuse.records.identity import identity_of
+from autofuse.records.model import RecordedCostModel
 from autofuse.target import Hardware
+
+
+def recorded() -> RecordedCostModel:
+    """A third of `batch` is on record."""
+    store = MemoryStore()
+    store.add_hardware(RecordedHardware("hw", "here"))
+    for candidate in batch()[1::3]:
+        key = repr(candidate.group.work)
+        store.add_workload(Workload(key, key))
+        identity = identity_of(candidate, key, "hw")
+        version, config, layouts = identity.family_version, identity.config, identity.layouts
+        store.add(Record(key, "hw", identity.family, version, config, layouts, samples=(2e-3,)))
+    return RecordedCostModel(store, "hw", AnalyticalCostModel(Hardware()), lambda group: repr(group.work))
+
 
 MODELS: dict[str, Callable[[], CostModel]] = {
     "analytical": lambda: AnalyticalCostModel(Hardware()),
     "learned": lambda: LearnedCostModel(small_predictor().card, small_predictor().members, MACHINE),
+    "recorded": recorded,
     "learned, everything predicted": lambda: trusting_model({"fake": 1}),
 }
 

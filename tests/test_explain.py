@@ -83,6 +83,15 @@ def test_other_operators_between_two_are_counted(branches: Path, capfd: pytest.C
     assert "2 more operators lie on other paths" in text and "these 5 operators" in text
 
 
+def test_the_plan_explained_is_the_one_that_the_flags_give(branches: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    capfd.readouterr()
+    counts = []
+    for flags in ((), ("--fuel", 0)):
+        assert here("explain", branches, "--strategy", "dp", "--threads", 2, "--json", *flags) == 0
+        counts.append(len(json.loads(capfd.readouterr().out)["kernels"]))
+    assert counts[0] < counts[1] == 6
+
+
 def test_all_edges_are_adjacent(branches: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert here("explain", branches, "--all", "--threads", 2, "--json") == 0
     edges = json.loads(capfd.readouterr().out)["edges"]

@@ -23,6 +23,7 @@ _OTHERS: Mapping[str, str] = {
 }
 # Each is `autofuse` with that strategy, everything else as asked for.
 _STRATEGIES = ("greedy", "none", "dp", "hybrid", "interval", "auto", "exhaustive")
+_OF_ONE_COMPILE = ("plan", "dump_ir")
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,9 @@ def engine_specs(
     """One spec a name, in the given order, without repeats; EngineError on a name that nobody knows.
 
     `compile_options` go to `autofuse.compile` for every engine of its family (the strategy names change only the
-    strategy); `executables` maps names to saved executables, which then are loaded and not compiled; `extra_peers`
-    maps further names to "module:Class".
+    strategy, and take no plan and dump no IR: these are of one compile, the engine `autofuse`);
+    `executables` maps names to saved executables, which then are loaded and not compiled; `extra_peers` maps further
+    names to "module:Class".
     """
     specs = []
     for name in dict.fromkeys(names):
@@ -62,7 +64,8 @@ def engine_specs(
         elif name == "autofuse":
             specs.append(EngineSpec(name, _AUTOFUSE, {"compile": dict(compile_options)}))
         elif name in _STRATEGIES:
-            specs.append(EngineSpec(name, _AUTOFUSE, {"compile": {**compile_options, "strategy": name}}))
+            shared = {key: value for key, value in compile_options.items() if key not in _OF_ONE_COMPILE}
+            specs.append(EngineSpec(name, _AUTOFUSE, {"compile": {**shared, "strategy": name}}))
         elif name in _OTHERS:
             specs.append(EngineSpec(name, _OTHERS[name], {}))
         else:

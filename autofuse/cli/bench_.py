@@ -45,9 +45,6 @@ def command(
 
     from autofuse import bench
 
-    for name in ("plan", "dump_ir"):
-        if given[name]:
-            raise EngineError(f"--{name.replace('_', '-')} belongs to `autofuse compile`, bench does not take it")
     executables = dict(_named(text) for text in saved)
     if save is not None:
         check_writable(save, EngineError)
@@ -62,6 +59,8 @@ def command(
         "compile_allowance",
         "fuel",
         "thresholds",
+        "plan",
+        "dump_ir",
     )
     options = {k: given[k] for k in keys if given[k] is not None}
     if budget is not None and not 0 < budget < math.inf:

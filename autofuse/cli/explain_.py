@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 
-from autofuse.cli.options import compile_options, input_shapes, json_option, print_json, status
+from autofuse.arguments import check_arguments
+from autofuse.cli.options import compile_arguments, compile_options, json_option, print_json, status
 from autofuse.errors import PlanError
 
 
@@ -21,7 +23,9 @@ def command(model: str, edge: str | None, everything: bool, as_json: bool, **giv
 
     Without --edge or --all: the plan, kernel by kernel.
     """
-    from autofuse.compiler import analyse, choose_cost_model, choose_thresholds, follow_plan, problem_of
+    arguments = compile_arguments(given)
+    check_arguments(arguments)
+    from autofuse.compiler import analyse, choose_cost_model, choose_thresholds, follow_plan, limit_fuel, problem_of
     from autofuse.report.explain import Explainer
     from autofuse.schedule.registry import families
     from autofuse.search.strategies import strategy
@@ -32,8 +36,9 @@ def command(model: str, edge: str | None, everything: bool, as_json: bool, **giv
             target=given["target"],
             threads=given["threads"],
             batch=given["batch"],
-            input_shapes=input_shapes(given["shapes"]),
+            input_shapes=arguments["input_shapes"],
             progress=tell,
+            dump_ir=Path(given["dump_ir"]) if given["dump_ir"] else None,
         )
         costs = choose_cost_model(analysed, given["cost_model"], given["predictor"], given["db"])
         limits = choose_thresholds(given["thresholds"], given["predictor"])
@@ -45,6 +50,8 @@ def command(model: str, edge: str | None, everything: bool, as_json: bool, **giv
                 given["strategy"], hardware=analysed.hardware, compile_allowance=given["compile_allowance"]
             )
             result = chosen.search(problem)
+        if given["fuel"] is not None:
+            result = limit_fuel(result, problem, given["fuel"])
     explainer = Explainer(problem, result.choices, costs, analysed.hardware, families(analysed.hardware.kind))
     if edge is None and not everything:
         _print_plan(analysed.graph, result, as_json)
