@@ -103,7 +103,8 @@ def command(
         done: list[tuple[str, Any]] = []
         failed: list[MeasureError] = []
         for place in places:
-            analysed, ordered = prepared.pop(place.target, None) or candidates(place.target)
+            known = place.target in prepared
+            analysed, ordered = prepared.pop(place.target) if known else candidates(place.target)
             row, runner = place.take(analysed[0].target.threads)
             so_far = sum(s.done + s.skipped for _, s in done)
             settings = CollectSettings(
