@@ -95,9 +95,10 @@ def command(
         from autofuse.measure.kernels import KernelSource
         from autofuse.records import RecordedHardware, open_store
 
-        end = None if seconds is None else time.monotonic() + seconds
         # The store comes last: what fails before leaves none behind.
         prepared = {places[0].target: candidates(places[0].target)}
+        # The budget is for building and measuring: what a model takes to analyse does not count.
+        end = None if seconds is None else time.monotonic() + seconds
         builder = stack.enter_context(dask_builder(dask) if dask else PoolBuilder(2))
         store = stack.enter_context(open_store(db))
         done: list[tuple[str, Any]] = []
