@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from autofuse.compiler import Analysed, analyse
 from autofuse.graph.model import Group
 from autofuse.graph.reasons import Refusal
-from autofuse.schedule.family import ScheduleFamily
+from autofuse.schedule.family import ScheduleFamily, shape_matrix, shape_of_row
 from autofuse.schedule.registry import families, family
 from autofuse.search.candidates import legal_groups
 
@@ -121,6 +121,31 @@ def test_shapes_are_sane(name: str, groups: list[Group], analysed: Analysed) -> 
             assert shape.accumulators >= 1 and shape.independent_chains >= 1
             assert min(shape.l1_bytes, shape.l2_bytes, shape.l3_bytes, shape.memory_bytes, shape.footprint) >= 0
             assert shape.loops >= (0 if name == "view" else 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shapes_in_a_batch_are_those_of_each_configuration(name: str, groups: list[Group], analysed: Analysed) -> None:
+    which, hardware = family(name), analysed.hardware
+    for group in taken(which, groups, analysed):
+        configs = list(which.configs(group, hardware))
+        alone = [which.shape(group, config, hardware) for config in configs]
+        assert np.array_equal(which.shape_rows(group, configs, hardware), shape_matrix(alone))
+        assert [shape_of_row(row) for row in shape_matrix(alone)] == alone
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_quick_look_lets_pass_whatever_matches(name: str, analysed: Analysed) -> None:
+    which, graph = family(name), analysed.graph
+    paths = [[op.index] for op in graph.operators]
+    for path in paths:  # grows while it is walked
+        paths += [[*path, after] for after in graph.successors[path[-1]] if len(path) < 6]
+    matching = 0
+    for group in (Group.of(graph, path) for path in paths):
+        if which.match(group, analysed.hardware) is None:
+            matching += 1
+            assert all(which.admits(op) for op in group.operators), group.label
+            assert any(which.anchors(op) for op in group.operators), group.label
+    assert matching or name in RARE | {"attention"}
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "view"])

@@ -14,9 +14,8 @@ or judged say so.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from operator import attrgetter
+from itertools import groupby
 from typing import ClassVar
 
 import numpy as np
@@ -24,17 +23,11 @@ from numpy.typing import NDArray
 
 from autofuse.cost.model import Candidate, CostModel
 from autofuse.graph.model import Group
-from autofuse.schedule.family import KernelShape
+from autofuse.schedule.family import SHAPE_FIELDS
 from autofuse.target import Hardware
 
 Array = NDArray[np.float64]
 Terms = dict[str, Array]
-
-SHAPE_FIELDS = (
-    "tasks", "vector_fill", "accumulators", "independent_chains", "recompute", "loads_per_fma",
-    "l1_bytes", "l2_bytes", "l3_bytes", "memory_bytes", "footprint", "loops",
-    "scattered", "exposed", "fma_ratio", "extra_simple",
-)  # fmt: skip
 
 # Chains that keep the FMA units busy: 2 units × 4 cycles (Skylake and later, Zen 3 and later; 10 on Haswell and Zen 2,
 # but 8 accumulators reached sgemm's own rate in the schedules that were tried).
@@ -57,13 +50,6 @@ HANDED_ON = 0.5
 SCATTER_CYCLES = 0.6
 # Seconds to call a compiled function through its packed interface, argument checks included (measured: 0.1 to 0.2 µs).
 ENTRY_SECONDS = 1.0e-7
-
-
-def shape_matrix(shapes: Sequence[KernelShape]) -> Array:
-    """The kernel shapes as an array (n, len(SHAPE_FIELDS)), columns in the order of SHAPE_FIELDS."""
-    rows = itertools.chain.from_iterable(map(attrgetter(*SHAPE_FIELDS), shapes))
-    width = len(SHAPE_FIELDS)
-    return np.fromiter(rows, np.float64, len(shapes) * width).reshape(-1, width)
 
 
 def group_quantities(group: Group) -> tuple[float, ...]:
@@ -119,16 +105,21 @@ class AnalyticalCostModel(CostModel):
         """Seconds that the virtual machine adds to a plan for each of its kernels."""
         return self.hardware.call_overhead
 
-    def shapes(self, candidates: Sequence[Candidate]) -> list[KernelShape]:
-        """Each candidate's kernel shape, as its family states it."""
-        hardware = self.hardware
-        return [c.family.shape(c.group, c.config, hardware) for c in candidates]
+    def shapes(self, candidates: Sequence[Candidate]) -> Array:
+        """Each candidate's kernel shape as its family states it, (n, 16): see `shape_matrix`."""
+        parts = [np.empty((0, len(SHAPE_FIELDS)))]
+        # Candidates of one group and family mostly stand side by side: the family looks at the group once.
+        for _, run in groupby(candidates, key=lambda c: (id(c.group), id(c.family))):
+            alike = list(run)
+            first = alike[0]
+            parts.append(first.family.shape_rows(first.group, [c.config for c in alike], self.hardware))
+        return np.concatenate(parts)
 
     def costs(self, candidates: Sequence[Candidate]) -> Array:
         """Seconds of each candidate; see CostModel."""
         return self.terms(candidates)["total"]
 
-    def terms(self, candidates: Sequence[Candidate], shapes: Sequence[KernelShape] | None = None) -> Terms:
+    def terms(self, candidates: Sequence[Candidate], shapes: Array | None = None) -> Terms:
         """The named terms of each candidate's cost, arrays of length n in seconds; `shapes` if already known.
 
         fma, simple, compare, divide, special, scatter: serial seconds of one core. compute, exposed, recompute, l1,
@@ -148,7 +139,7 @@ class AnalyticalCostModel(CostModel):
                 unique.append(group_quantities(candidate.group))
             index[i] = row
         quantities = np.array(unique, np.float64).reshape(-1, 8)[index]
-        return self.evaluate(quantities, shape_matrix(shapes))
+        return self.evaluate(quantities, shapes)
 
     def evaluate(self, quantities: Array, shape: Array) -> Terms:
         """`terms` from plain numbers: quantities (n, 8) of `group_quantities`, shape (n, 16) of `shape_matrix`."""

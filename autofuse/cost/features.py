@@ -15,10 +15,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autofuse.cost.analytical import AnalyticalCostModel, shape_matrix
+from autofuse.cost.analytical import AnalyticalCostModel
 from autofuse.cost.model import Candidate
 from autofuse.graph.model import Graph, Group, MappingType, Operator, Role
-from autofuse.schedule.family import Configuration, KernelShape
+from autofuse.schedule.family import Configuration, KernelShape, shape_matrix
 from autofuse.target import Hardware
 
 FEATURE_VERSION = 3  # 3: fma_ratio and extra_simple, for algorithms that save multiply-adds
@@ -340,8 +340,8 @@ def extract(
     """
     n = len(candidates)
     model = AnalyticalCostModel(hardware)
-    shapes = model.shapes(candidates) if shapes is None else shapes
-    terms = model.terms(candidates, shapes)
+    rows = model.shapes(candidates) if shapes is None else shape_matrix(shapes)
+    terms = model.terms(candidates, rows)
     unique: dict[int, tuple[int, Group]] = {}
     index = np.empty(n, np.intp)
     for i, candidate in enumerate(candidates):
@@ -353,7 +353,7 @@ def extract(
     result = np.concatenate(
         [
             groups[index],
-            _shape_columns(shape_matrix(shapes), flops[index], hardware),
+            _shape_columns(rows, flops[index], hardware),
             _family_columns(candidates),
             np.broadcast_to(_hardware_row(hardware), (n, len(_HARDWARE))),
             np.column_stack([np.log(np.maximum(terms[t], 1e-12)) for t in _TERM_NAMES]),

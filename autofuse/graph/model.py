@@ -243,6 +243,22 @@ def bits(mask: int) -> Iterator[int]:
             mask ^= low
 
 
+_OF_BYTE = tuple(tuple(bits(byte)) for byte in range(256))
+
+
+def positions(mask: int) -> list[int]:
+    """The positions of the set bits, ascending: quicker than `bits` where all of them are wanted and lie close."""
+    found: list[int] = []
+    if mask:
+        first = (mask & -mask).bit_length() - 1
+        mask >>= first
+        while mask:
+            found += [first + bit for bit in _OF_BYTE[mask & 255]]
+            mask >>= 8
+            first += 8
+    return found
+
+
 @dataclass(frozen=True)
 class Group:
     """A set of operators that becomes one kernel. `members` ascend; `outputs` are the tensors it writes to memory.
@@ -281,19 +297,20 @@ class Group:
     @cached_property
     def operators(self) -> tuple[Operator, ...]:
         """The member operators, in topological order."""
-        return tuple(self.graph.operators[m] for m in self.members)
+        operators = self.graph.operators
+        return tuple([operators[m] for m in self.members])
 
     @cached_property
     def inputs(self) -> tuple[int, ...]:
         """Tensors that it reads from outside (constants too), in order of first use, each once."""
         made = {t for op in self.operators for t in op.outputs}
-        return tuple(dict.fromkeys(t for op in self.operators for t in op.inputs if t not in made))
+        return tuple(dict.fromkeys([t for op in self.operators for t in op.inputs if t not in made]))
 
     @cached_property
     def internal(self) -> tuple[int, ...]:
         """Tensors made inside and not written to memory."""
         written = set(self.outputs)
-        return tuple(t for op in self.operators for t in op.outputs if t not in written)
+        return tuple([t for op in self.operators for t in op.outputs if t not in written])
 
     @cached_property
     def work(self) -> Work:

@@ -8,10 +8,15 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import update_wrapper
+from functools import cache, update_wrapper
+from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
-from autofuse.graph.model import Group
+import numpy as np
+from numpy.typing import NDArray
+
+from autofuse.graph.model import Group, Operator
 from autofuse.graph.reasons import Refusal
 from autofuse.target import Hardware
 
@@ -23,6 +28,8 @@ P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")
 
+_MISSING: Any = object()
+
 
 def remembered(find: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
     """`find(subject, *arguments)` that keeps its results with the subject: what a group is does not change.
@@ -32,14 +39,22 @@ def remembered(find: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, 
     name = f"{find.__module__}.{find.__qualname__}"
 
     def wrapper(subject: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        kept: dict[tuple[object, ...], T] = subject.__dict__.setdefault(name, {})
-        key = (*args, *kwargs.items())
-        if key not in kept:
-            kept[key] = find(subject, *args, **kwargs)
-        return kept[key]
+        kept: dict[tuple[object, ...], T] | None = subject.__dict__.get(name)
+        if kept is None:
+            kept = subject.__dict__[name] = {}
+        key = (*args, *kwargs.items()) if kwargs else args
+        found = kept.get(key, _MISSING)
+        if found is _MISSING:
+            found = kept[key] = find(subject, *args, **kwargs)
+        return found  # type: ignore[return-value]
 
     update_wrapper(wrapper, find)
     return wrapper
+
+
+@cache
+def _field_names(kind: type[Configuration]) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(kind))
 
 
 @dataclass(frozen=True)
@@ -49,7 +64,7 @@ class Configuration:
     @property
     def text(self) -> str:
         """Fields in declaration order, `name=value`, joined by commas."""
-        return ",".join([f"{f.name}={int(getattr(self, f.name))}" for f in fields(self)])
+        return ",".join([f"{name}={int(getattr(self, name))}" for name in _field_names(type(self))])
 
     @classmethod
     def parse(cls: type[C], text: str) -> C:
@@ -98,6 +113,23 @@ class KernelShape:
     extra_simple: int = 0
 
 
+SHAPE_FIELDS = tuple(f.name for f in fields(KernelShape))
+SHAPE_COLUMN = {name: column for column, name in enumerate(SHAPE_FIELDS)}
+
+
+def shape_matrix(shapes: Sequence[KernelShape]) -> NDArray[np.float64]:
+    """The kernel shapes as an array (n, len(SHAPE_FIELDS)), columns in the order of SHAPE_FIELDS."""
+    rows = chain.from_iterable(map(attrgetter(*SHAPE_FIELDS), shapes))
+    width = len(SHAPE_FIELDS)
+    return np.fromiter(rows, np.float64, len(shapes) * width).reshape(-1, width)
+
+
+def shape_of_row(row: NDArray[np.float64]) -> KernelShape:
+    """The kernel shape of one row of `shape_matrix`."""
+    values = zip(fields(KernelShape), row, strict=True)
+    return KernelShape(*[int(value) if f.type == "int" else float(value) for f, value in values])
+
+
 class ScheduleFamily(abc.ABC):
     """A parametrised way to schedule a kind of group. Implementations are stateless and safe to share.
 
@@ -122,6 +154,21 @@ class ScheduleFamily(abc.ABC):
     @abc.abstractmethod
     def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
         """What `config` makes of the group, for the cost models."""
+
+    def anchors(self, op: Operator) -> bool:
+        """Whether `op` may be what a group is taken for: `match` refuses every group without such an operator.
+
+        With `admits` a quick look before `match`. Both say yes where a look at the operator alone cannot tell.
+        """
+        return True
+
+    def admits(self, op: Operator) -> bool:
+        """Whether a group that the family takes may hold `op`: `match` refuses every group with another operator."""
+        return True
+
+    def shape_rows(self, group: Group, configs: Sequence[Configuration], hardware: Hardware) -> NDArray[np.float64]:
+        """What `shape` says of each of the configurations, as `shape_matrix` does; for families that are quicker so."""
+        return shape_matrix([self.shape(group, config, hardware) for config in configs])
 
     def prepared(self, group: Group, config: Any) -> Mapping[int, str]:
         """The constants that the kernel wants in another form: position among `group.inputs` → preparation.

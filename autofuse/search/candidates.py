@@ -229,9 +229,11 @@ class GroupEnumerator:
                 continue
             tried += 1
             larger = mask | 1 << p
-            wider = Group(self.graph, tuple(sorted((*group.members, p))), group.outputs)
+            if (larger, group.outputs) in judge.found:
+                continue
             written = [producer[t] for t in group.outputs]
-            if (larger, wider.outputs) not in judge.found and judge.judge(wider, larger, written):
+            wider = judge.judge(larger, sorted((*group.members, p)), group.outputs, written)
+            if wider is not None:
                 yield wider
 
 

@@ -19,7 +19,7 @@ from autofuse.search.prices import Prices, prices, sharper
 from autofuse.search.problem import Choice, Thresholds
 from autofuse.search.region_search import SLACK, RegionSearch, skippable
 from autofuse.search.region_search import Counters as Counters
-from autofuse.search.regions import Region, cut
+from autofuse.search.regions import Numbered, Region, cut
 
 _ROUNDS = 4  # rounds of putting choices aside and cutting anew
 _WORTH_A_ROUND = 0.9  # share of the choices kept, above which another round brings little
@@ -54,7 +54,8 @@ class CoverSearch:
         self.choices = choices
         self.thresholds = thresholds
         self.counters = counters
-        self.regions = cut(graph, choices, whole=whole)
+        self._numbered: Numbered = {}
+        self.regions = cut(graph, choices, whole=whole, numbered=self._numbered)
         counters.regions = len(self.regions)
         self._sizes = [sum(graph.tensors[t].bytes for t in op.outputs) for op in graph.operators]
 
@@ -82,6 +83,9 @@ class CoverSearch:
         exact = True
         known_sets = [set(k) for k in bounding]
         for region in regions:
+            if len(region.choices) == 1:
+                chosen.append(region.choices[0].position)
+                continue
             covers = [[j for j, c in enumerate(region.choices) if c.position in k] for k in known_sets]
             structure = region.structure(weights) if not max_memory and not minimise_peak else None
             solved = memo.get(structure) if structure is not None else None
@@ -147,7 +151,7 @@ class CoverSearch:
             known = [best]
             if len(kept) < left:
                 self.counters.cut("too_dear", left - len(kept))
-                regions = cut(self.graph, self.choices, among=sorted(kept))
+                regions = cut(self.graph, self.choices, among=sorted(kept), numbered=self._numbered)
             if len(kept) > _WORTH_A_ROUND * left:
                 break
             left = len(kept)
@@ -166,6 +170,8 @@ class CoverSearch:
         self, region: Region, weights: Sequence[float], covers: Sequence[list[int]]
     ) -> tuple[list[int], list[int]] | None:
         """Positions of the region's choices that may be in a cheapest cover, and of the best cover so far."""
+        if len(region.choices) == 1 and not region.choices[0].extra:
+            return [0], [0]
         own = [weights[c.position] for c in region.choices]
         found = prices(len(region.operators), region.choices, own, skippable(region))
         candidates = [*covers, *([found.cover] if found.cover is not None else [])]

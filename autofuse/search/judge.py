@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from autofuse.graph.legality import match_family
-from autofuse.graph.model import Graph, Group, bits
+from autofuse.graph.model import Graph, Group, positions
 from autofuse.schedule.family import ScheduleFamily
 from autofuse.search.problem import Thresholds
 from autofuse.search.signature import Signatures
@@ -53,6 +52,12 @@ class GroupJudge:
         self._result = [op.outputs[0] if op.outputs else -1 for op in graph.operators]
         self._users = graph.user_masks
         self._operands = [len(op.inputs) for op in graph.operators]
+        # The families that may be the first to take a group; for each the operators that it admits, and its anchors.
+        self._first = [
+            (f, *[sum(1 << op.index for op in graph.operators if may(op)) for may in (f.admits, f.anchors)])
+            for f in families
+            if not f.beside
+        ]
 
     def cut(self, name: str) -> None:
         """Count what a threshold cut."""
@@ -62,50 +67,57 @@ class GroupJudge:
         """Whether a convex, connected set of operators is legal with the outputs that others use."""
         known = self.seen.get(mask)
         if known is None:
-            members = list(bits(mask))
+            members = positions(mask)
             users = self._users
             written = [m for m in members if users[m] & mask != users[m]]
             result = self._result
             if len(members) == 1:
                 # An operator alone may have several results, or none that is used.
-                group = Group.of(self.graph, members)
-                known = self.judge(group, mask, written)
+                outputs = Group.of(self.graph, members).outputs
             else:
                 if len(written) > 1:
                     written.sort(key=result.__getitem__)
                 outputs = tuple([result[m] for m in written])
-                known = self.judge(Group(self.graph, tuple(members), outputs), mask, written)
-            self.seen[mask] = known
+            known = self.seen[mask] = self.judge(mask, members, outputs, written) is not None
         return known
 
-    def judge(self, group: Group, mask: int, written: Sequence[int]) -> bool:
-        """Whether a group is legal. `mask`: its members; `written`: those that make its outputs, in their order."""
-        members = group.members
+    def judge(
+        self, mask: int, members: Sequence[int], outputs: tuple[int, ...], written: Sequence[int]
+    ) -> Group | None:
+        """The group if it is legal. `mask`: its members; `written`: those that make its outputs, in their order."""
         if len(members) > 1:
             if len(members) > self.thresholds.max_group_size:
                 self.cut("max_group_size")
-                return False
+                return None
             operands = self._operands
-            most = len(group.outputs) + sum([operands[m] for m in members])
             limit = self.thresholds.max_arguments
-            if most > limit and len(group.inputs) + len(group.outputs) > limit:
-                self.cut("max_arguments")
-                if len(group.inputs) > limit + _HOPELESS_ARGUMENTS:
-                    self.hopeless.add(mask)
-                return False
-        place = self._signatures.place(members, written)
+            if len(outputs) + sum([operands[m] for m in members]) > limit:
+                inputs = len(Group(self.graph, tuple(members), outputs).inputs)
+                if inputs + len(outputs) > limit:
+                    self.cut("max_arguments")
+                    if inputs > limit + _HOPELESS_ARGUMENTS:
+                        self.hopeless.add(mask)
+                    return None
+        possible = [f for f, admitted, anchors in self._first if mask & anchors and mask & admitted == mask]
+        if not possible:
+            return None
+        place = self._signatures.place(mask, members, written)
         known = self._alike.get(place)
+        if known is not None and known[0] is None:
+            return None
+        group = Group(self.graph, tuple(members), outputs)
         if known is None:
-            known = self._alike[place] = self._matched(group)
+            known = self._alike[place] = self._matched(group, possible)
         family, signature = known
         if family is None:
-            return False
-        self.found[mask, group.outputs] = LegalGroup(group, family, signature)
-        return True
+            return None
+        self.found[mask, outputs] = LegalGroup(group, family, signature)
+        return group
 
-    def _matched(self, group: Group) -> tuple[ScheduleFamily | None, Hashable]:
+    def _matched(self, group: Group, possible: Sequence[ScheduleFamily]) -> tuple[ScheduleFamily | None, Hashable]:
+        """The first of the families that takes the group, and the group's signature."""
         signature = self._signatures.of(group)
         if signature not in self._verdicts:
-            matched = match_family(group, self.hardware, self.families)
-            self._verdicts[signature] = matched if isinstance(matched, ScheduleFamily) else None
+            taking = (f for f in possible if f.match(group, self.hardware) is None)
+            self._verdicts[signature] = next(taking, None)
         return self._verdicts[signature], signature

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
-from autofuse.graph.model import Graph
+from autofuse.graph.model import Graph, positions
 from autofuse.search.order import depth_first
 from autofuse.search.problem import Choice
 
@@ -25,6 +26,9 @@ class LocalChoice(NamedTuple):
     extra: int  # recomputed members
     reads: int  # operators of this region whose results it reads
     writes: int
+
+
+_order = itemgetter(1, 3, 5, 0)  # owned, extra, writes, position
 
 
 @dataclass(frozen=True)
@@ -47,13 +51,24 @@ class Region:
         return (len(self.operators), self.must_write, self.needs, rows)
 
 
+# Operators of a region, in its order → position of a choice → the choice in the region's numbering.
+Numbered = dict[tuple[int, ...], dict[int, LocalChoice]]
+
+
 def cut(
-    graph: Graph, choices: Sequence[Choice], *, whole: bool = False, among: Sequence[int] | None = None
+    graph: Graph,
+    choices: Sequence[Choice],
+    *,
+    whole: bool = False,
+    among: Sequence[int] | None = None,
+    numbered: Numbered | None = None,
 ) -> list[Region]:
     """The regions in an order in which they can run; with `whole`, one region with everything.
 
-    among: positions of the choices to take, by default all.
+    among: positions of the choices to take, by default all. numbered: what earlier cuts of the same choices found, to
+    which this one adds.
     """
+    known: Numbered = {} if numbered is None else numbered
     taken = range(len(choices)) if among is None else among
     position = {op: i for i, op in enumerate(depth_first(graph))}
     if whole:
@@ -66,21 +81,28 @@ def cut(
     for i in taken:
         inside[where[choices[i].group.members[0]]].append(i)
         repeated |= choices[i].recomputed
-    return [_region(graph, part, [(i, choices[i]) for i in inside[r]], repeated) for r, part in enumerate(parts)]
+    return [
+        _region(graph, tuple(part), choices, inside[r], repeated, known.setdefault(tuple(part), {}))
+        for r, part in enumerate(parts)
+    ]
 
 
-def _region(graph: Graph, part: Sequence[int], choices: Sequence[tuple[int, Choice]], repeated: int) -> Region:
+def _region(
+    graph: Graph,
+    part: tuple[int, ...],
+    choices: Sequence[Choice],
+    taken: Sequence[int],
+    repeated: int,
+    known: dict[int, LocalChoice],
+) -> Region:
     local = {op: i for i, op in enumerate(part)}
     final = set(graph.outputs)
+    everything = sum(1 << op for op in part)
 
     def renumber(mask: int) -> int:
         out = 0
-        while mask:
-            low = mask & -mask
-            mask ^= low
-            op = low.bit_length() - 1
-            if op in local:
-                out |= 1 << local[op]
+        for op in positions(mask & everything):
+            out |= 1 << local[op]
         return out
 
     def localise(index: int, choice: Choice) -> LocalChoice:
@@ -109,9 +131,12 @@ def _region(graph: Graph, part: Sequence[int], choices: Sequence[tuple[int, Choi
                 needs[local[op]] |= needs[local[s]]
         if not final.isdisjoint(graph.operators[op].outputs):
             must_write |= 1 << local[op]
-    rows = [localise(i, c) for i, c in choices]
-    rows.sort(key=lambda c: (c.owned, c.extra, c.writes, c.position))
-    return Region(tuple(part), tuple(rows), must_write, tuple(needs))
+    for i in taken:
+        if i not in known:
+            known[i] = localise(i, choices[i])
+    rows = [known[i] for i in taken]
+    rows.sort(key=_order)
+    return Region(part, tuple(rows), must_write, tuple(needs))
 
 
 def _components(graph: Graph, choices: Sequence[Choice], position: dict[int, int]) -> list[list[int]]:

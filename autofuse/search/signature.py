@@ -20,6 +20,7 @@ class Signatures:
         kinds = [_tensor(t) for t in graph.tensors]
         self._kind = [ids.setdefault(k, len(ids)) for k in kinds]
         self._class = [ids.setdefault(self._operator(op), len(ids)) for op in graph.operators]
+        self._slots = [(*op.inputs, *op.outputs) for op in graph.operators]
         self._places = self._relative(ids)
 
     def _operator(self, op: Operator) -> Hashable:
@@ -57,32 +58,23 @@ class Signatures:
             places.append(ids.setdefault(row, len(ids)))
         return places
 
-    def place(self, members: Sequence[int], written: Sequence[int]) -> Hashable:
-        """A quicker name, from the members and those of them that are written, in the order of the outputs.
+    def place(self, mask: int, members: Sequence[int], written: Sequence[int]) -> Hashable:
+        """A quicker name, from the members, also as a bit set, and those that are written in the order of the outputs.
 
         Groups with the same one have the same signature; groups that are alike, but stand otherwise among the other
         operators of the program, have another.
         """
         first, places = members[0], self._places
-        return (
-            tuple([m - first for m in members]),
-            tuple([places[m] for m in members]),
-            tuple([m - first for m in written]),
-        )
+        return (mask >> first, tuple([places[m] for m in members]), tuple([m - first for m in written]))
 
     def of(self, group: Group) -> Hashable:
         """The members' classes, their wiring in the order of the program, and what is written."""
+        members = group.members
         numbers: dict[int, int] = {}
-        rows: list[int] = []
-        operators = self._graph.operators
-        for m in group.members:
-            op = operators[m]
-            rows.append(self._class[m])
-            for t in op.inputs:
-                rows.append(numbers.setdefault(t, len(numbers)))
-            for t in op.outputs:
-                numbers[t] = len(numbers)
-        return (tuple(rows), tuple(numbers[t] for t in group.outputs))
+        number = numbers.setdefault
+        classes = tuple([self._class[m] for m in members])
+        wiring = tuple([number(t, len(numbers)) for m in members for t in self._slots[m]])
+        return (classes, wiring, tuple([numbers[t] for t in group.outputs]))
 
 
 def _tensor(t: Tensor) -> Hashable:

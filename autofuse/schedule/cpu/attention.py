@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from autofuse.graph.model import Group
+from autofuse.graph.model import Group, Operator
 from autofuse.graph.reasons import Refusal
 from autofuse.schedule.cpu.attention_parts import Attention, computed, parse
 from autofuse.schedule.cpu.window import chains_needed
@@ -50,6 +50,10 @@ class AttentionFamily(ScheduleFamily):
     name: ClassVar[str] = "attention"
     version: ClassVar[int] = 1
     configuration: ClassVar[type[Configuration]] = AttentionConfiguration
+
+    def anchors(self, op: Operator) -> bool:
+        """The softmax between the products."""
+        return op.kind == "nn.softmax"
 
     def match(self, group: Group, hardware: Hardware) -> Refusal | None:
         """Two products of activations, a softmax of the first one's rows between them, no other reduction."""

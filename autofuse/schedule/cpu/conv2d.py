@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from autofuse.graph.model import Group
+from autofuse.graph.model import Group, Operator
 from autofuse.graph.reasons import Refusal
 from autofuse.schedule.cpu import conv_tiling as T
 from autofuse.schedule.cpu import window as W
 from autofuse.schedule.cpu.conv_tiling import Conv2dConfiguration, Extents
-from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily, remembered
+from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily, remembered, shape_of_row
 from autofuse.target import Hardware
 
 if TYPE_CHECKING:
@@ -39,6 +39,14 @@ class Conv2dFamily(ScheduleFamily):
     version: ClassVar[int] = 3
     configuration: ClassVar[type[Configuration]] = Conv2dConfiguration
 
+    def anchors(self, op: Operator) -> bool:
+        """Blocked convolutions."""
+        return op.kind == "nn.conv2d" and op.attrs.get("variant") == "blocked"
+
+    def admits(self, op: Operator) -> bool:
+        """These, and what may surround them."""
+        return self.anchors(op) or W.may_surround(op)
+
     def match(self, group: Group, hardware: Hardware) -> Refusal | None:
         """One blocked convolution; elementwise operators before it, beside it and after it."""
         found = W.parse(group, ("nn.conv2d",), ("blocked",))
@@ -56,9 +64,12 @@ class Conv2dFamily(ScheduleFamily):
 
     def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
         """Traffic by level from the loop order: weights once per task and channel tile, data once per channel tile."""
-        assert isinstance(config, Conv2dConfiguration)
+        return shape_of_row(self.shape_rows(group, [config], hardware)[0])
+
+    def shape_rows(self, group: Group, configs: Sequence[Configuration], hardware: Hardware) -> T.Array:
+        """All at once: groups around equal convolutions share most of it."""
         window, neighbours, tilings = _known(group, T.machine_of(hardware))
-        return T.shape_of(window, neighbours, tilings.of(config), config)
+        return T.shape_rows(window, neighbours, tilings.of(cast("Sequence[Conv2dConfiguration]", configs)))
 
     def apply(self, func: PrimFunc, group: Group, config: Any, hardware: Hardware) -> PrimFunc:
         """Tile the convolution, put its padding at the task and its epilogue at the register tile."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from autofuse.graph.model import Group
+from autofuse.graph.model import Group, Operator
 from autofuse.graph.reasons import Refusal
 from autofuse.schedule.cpu import conv_tiling as tiling
 from autofuse.schedule.cpu import window as W
@@ -102,6 +102,14 @@ class ConvPoolFamily(ScheduleFamily):
     name: ClassVar[str] = "conv2d_pool"
     version: ClassVar[int] = 1
     configuration: ClassVar[type[Configuration]] = ConvPoolConfiguration
+
+    def anchors(self, op: Operator) -> bool:
+        """Pooling operators."""
+        return op.kind in _POOLS
+
+    def admits(self, op: Operator) -> bool:
+        """Both, and what may surround them."""
+        return op.kind in ("nn.conv2d", *_POOLS) or W.may_surround(op)
 
     def match(self, group: Group, hardware: Hardware) -> Refusal | None:
         """One blocked convolution, then one pooling, elementwise operators around both."""

@@ -7,17 +7,33 @@ groups around equal convolutions.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from autofuse.schedule.cpu import window as W
-from autofuse.schedule.family import Configuration, KernelShape, remembered
+from autofuse.schedule.family import (
+    SHAPE_COLUMN,
+    Configuration,
+    KernelShape,
+    remembered,
+    shape_matrix,
+    shape_of_row,
+)
 from autofuse.target import Hardware
 
 # Vector operations that an operation costs whose result is broadcast: it fills one lane of a vector, beside
 # multiply-adds (measured: 1x1 convolutions with an addition before them took 7 % longer than with one after them).
 _BROADCAST_OPERATION = 4.0
+# Sets of configurations of one convolution that are remembered.
+_MOST_KNOWN = 64
+
+Array = NDArray[np.float64]
+_L3, _MEMORY, _RECOMPUTE = (SHAPE_COLUMN[name] for name in ("l3_bytes", "memory_bytes", "recompute"))
 
 
 @dataclass(frozen=True)
@@ -76,19 +92,22 @@ def extents(window: W.Window) -> Extents:
     )  # fmt: skip
 
 
-class _Tiling(NamedTuple):
-    """What a configuration makes of a convolution, whatever stands around it. Bytes, for the whole kernel."""
+class _Rows(NamedTuple):
+    """What some configurations make of a convolution, whatever stands around it: one entry a configuration.
 
-    e: Extents
-    tasks: int
-    column_tiles: int
-    task_data: int
-    l1: int
-    l2: int
-    l3: int
-    footprint: int
-    chains: int  # accumulations in flight
-    shapes: dict[tuple[int, int, float], KernelShape]  # those that were made of it
+    shapes: the matrix of kernel shapes, without what the neighbours add. data: bytes that all tasks read. pad, cob, mt:
+    see the configuration. tiles: tiles of columns in a row. width: columns of a row. staged: whether any of them has
+    its data computed first.
+    """
+
+    shapes: Array
+    data: Array
+    pad: Array
+    cob: Array
+    tiles: Array
+    mt: Array
+    width: int
+    staged: bool
 
 
 class Neighbours(NamedTuple):
@@ -113,14 +132,35 @@ class Tilings:
 
     def __init__(self, e: Extents, weights: int, results: int, machine: tuple[int, int, int]) -> None:
         self._given = (e, weights, results, machine)
-        self._known: dict[Conv2dConfiguration, _Tiling] = {}
+        self._known: dict[tuple[Conv2dConfiguration, ...], _Rows] = {}
 
-    def of(self, c: Conv2dConfiguration) -> _Tiling:
-        """A configuration's tiling, worked out once."""
-        found = self._known.get(c)
+    def of(self, configs: Sequence[Conv2dConfiguration]) -> _Rows:
+        """The configurations' tilings, worked out once: the groups around a convolution mostly have the same ones."""
+        key = tuple(configs)
+        found = self._known.get(key)
         if found is None:
-            found = self._known[c] = _tiling(c, *self._given)
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            found = self._known[key] = self._rows(key)
         return found
+
+    def _rows(self, configs: tuple[Conv2dConfiguration, ...]) -> _Rows:
+        width = self._given[0].ow
+        made = [_tiling(c, *self._given) for c in configs]
+
+        def column(values: Sequence[float]) -> Array:
+            return np.array(values, np.float64)
+
+        return _Rows(
+            shape_matrix([shape for shape, _ in made]),
+            column([data for _, data in made]),
+            column([c.pad for c in configs]),
+            column([c.cob for c in configs]),
+            column([math.ceil(width / c.mt) for c in configs]),
+            column([c.mt for c in configs]),
+            width,
+            any(c.pad for c in configs),
+        )
 
 
 @lru_cache(maxsize=1024)
@@ -134,7 +174,10 @@ def machine_of(hardware: Hardware) -> tuple[int, int, int]:
     return hardware.l1_bytes, hardware.l2_bytes, W.chains_needed(hardware)
 
 
-def _tiling(c: Conv2dConfiguration, e: Extents, weights: int, results: int, machine: tuple[int, int, int]) -> _Tiling:
+def _tiling(
+    c: Conv2dConfiguration, e: Extents, weights: int, results: int, machine: tuple[int, int, int]
+) -> tuple[KernelShape, int]:
+    """The kernel's shape but for what stands around the convolution, and the bytes of data that all tasks read."""
     l1_bytes, l2_bytes, needed = machine
     channel_tiles, row_tiles = e.oc // c.nb, e.oh // c.ht
     tasks = e.n * (channel_tiles // c.cob) * (row_tiles // c.hb)
@@ -162,50 +205,43 @@ def _tiling(c: Conv2dConfiguration, e: Extents, weights: int, results: int, mach
     footprint = task_data + task_weights + task_out
     over = footprint > l2_bytes
     l3 = tasks * (task_weights + (task_data * (c.cob if over and task_data > l2_bytes else 1)) + task_out)
-    return _Tiling(e, tasks, column_tiles, task_data, l1, l2, l3, footprint, _chains(e, c, needed), {})
+    accumulators = c.nb * c.ht * c.mt
+    shape = KernelShape(
+        tasks=tasks if c.parallel else 1,
+        vector_fill=1.0,
+        accumulators=accumulators,
+        independent_chains=_chains(e, c, needed),
+        loads_per_fma=(c.nb + c.ht * c.mt) / accumulators,
+        l1_bytes=l1,
+        l2_bytes=l2,
+        l3_bytes=l3,
+        footprint=footprint,
+        loops=2 if c.pad == 2 else 1,
+        exposed=task_data / footprint if c.pad else 0.0,
+    )
+    return shape, tasks * task_data
 
 
 def kernel_shape(window: W.Window, e: Extents, c: Conv2dConfiguration, hardware: Hardware) -> KernelShape:
     """The kernel's shape; `e.oh` may differ from the window's when another operator wants other rows."""
     tilings = tilings_of(e, window.weight.bytes, window.out.elements, machine_of(hardware))
-    return shape_of(window, neighbours_of(window), tilings.of(c), c)
+    return shape_of_row(shape_rows(window, neighbours_of(window), tilings.of([c]))[0])
 
 
-def shape_of(window: W.Window, neighbours: Neighbours, t: _Tiling, c: Conv2dConfiguration) -> KernelShape:
-    """The kernel's shape from its tiling."""
-    e = t.e
-    tasks, column_tiles, task_data = t.tasks, t.column_tiles, t.task_data
+def shape_rows(window: W.Window, neighbours: Neighbours, t: _Rows) -> Array:
+    """The kernels' shapes from their tilings, as `shape_matrix` gives them."""
     extra, needed, before = neighbours
-    recompute = 1.0
-    if c.pad or window.prologue:
-        again = tasks * task_data / max(1, 4 * window.data.elements)
-        before = before or (window.data.elements if c.pad else 0)
-        if c.pad:
-            times = again if c.pad == 1 else 1.0
-        else:
-            times = again * c.cob * column_tiles * c.mt / max(1, e.ow) * _BROADCAST_OPERATION
-        recompute += max(0.0, times - 1.0) * before / max(1, needed)
-    # Many groups around a convolution differ in their scalar operations alone.
-    key = (extra, window.memory_bytes, recompute)
-    found = t.shapes.get(key)
-    if found is None:
-        chains = c.nb * c.ht * c.mt
-        found = t.shapes[key] = KernelShape(
-            tasks=tasks if c.parallel else 1,
-            vector_fill=1.0,
-            accumulators=chains,
-            independent_chains=t.chains,
-            recompute=recompute,
-            loads_per_fma=(c.nb + c.ht * c.mt) / chains,
-            l1_bytes=t.l1,
-            l2_bytes=t.l2,
-            l3_bytes=t.l3 + extra,
-            memory_bytes=window.memory_bytes,
-            footprint=t.footprint,
-            loops=2 if c.pad == 2 else 1,
-            exposed=task_data / t.footprint if c.pad else 0.0,
-        )
-    return found
+    shapes = t.shapes.copy()
+    shapes[:, _L3] += extra
+    shapes[:, _MEMORY] = window.memory_bytes
+    if t.staged or window.prologue:
+        elements = window.data.elements
+        again = t.data / max(1, 4 * elements)
+        inline = again * t.cob * t.tiles * t.mt / max(1, t.width) * _BROADCAST_OPERATION
+        times = np.where(t.pad == 0, inline, np.where(t.pad == 1, again, 1.0))
+        computed = np.where(t.pad == 0, before, before or elements)
+        shapes[:, _RECOMPUTE] += np.maximum(times - 1.0, 0.0) * computed / max(1, needed)
+    return shapes
 
 
 def _chains(e: Extents, c: Conv2dConfiguration, needed: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from autofuse.graph.model import Group
+from autofuse.graph.model import Group, Operator
 from autofuse.graph.reasons import Refusal
 from autofuse.schedule.cpu import plane
 from autofuse.schedule.cpu import window as W
@@ -23,6 +23,14 @@ class DepthwiseFamily(ScheduleFamily):
     name: ClassVar[str] = "depthwise"
     version: ClassVar[int] = 1
     configuration: ClassVar[type[Configuration]] = PlaneConfiguration
+
+    def anchors(self, op: Operator) -> bool:
+        """Blocked depthwise convolutions."""
+        return op.kind == "nn.conv2d" and op.attrs.get("variant") == "depthwise"
+
+    def admits(self, op: Operator) -> bool:
+        """These, and what may surround them."""
+        return self.anchors(op) or W.may_surround(op)
 
     def match(self, group: Group, hardware: Hardware) -> Refusal | None:
         """One blocked depthwise convolution; elementwise operators before it, beside it and after it."""

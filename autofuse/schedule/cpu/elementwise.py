@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -63,16 +64,22 @@ def _passed(op: Operator, mapping: MappingType, source: Sequence[int], out: Sequ
     if mapping in (MappingType.ONE_TO_ONE, MappingType.ONE_TO_MANY):
         if op.kind == "take" or max(len(source), len(out)) > len(shape):
             return 1
-        common = 0
-        for k in range(1, max(len(source), len(out)) + 1):
-            tails = [((1,) * max(0, k - len(t)) + tuple(t))[-k:] for t in (source, out)]
-            if any(t != tuple(shape[-k:]) and (op.kind in _PARTIAL or any(e != 1 for e in t)) for t in tails):
-                break
-            common = k
-        return common
+        return _spread(op.kind in _PARTIAL, tuple(source), tuple(out), tuple(shape))
     if mapping is MappingType.REORGANIZE:
         return min(_common(source, out), _common(out, shape))
     return 1
+
+
+@lru_cache(maxsize=4096)
+def _spread(partial: bool, source: tuple[int, ...], out: tuple[int, ...], shape: tuple[int, ...]) -> int:
+    """`_passed` of an operator that reads element by element or under a broadcast; partial: it is one of _PARTIAL."""
+    common = 0
+    for k in range(1, max(len(source), len(out)) + 1):
+        tails = [((1,) * max(0, k - len(t)) + t)[-k:] for t in (source, out)]
+        if any(t != shape[-k:] and (partial or any(e != 1 for e in t)) for t in tails):
+            break
+        common = k
+    return common
 
 
 def _common(left: Sequence[int], right: Sequence[int]) -> int:
@@ -89,6 +96,10 @@ class ElementwiseFamily(ScheduleFamily):
     name: ClassVar[str] = "elementwise"
     version: ClassVar[int] = 3
     configuration: ClassVar[type[Configuration]] = ElementwiseConfig
+
+    def admits(self, op: Operator) -> bool:
+        """What neither reduces nor contracts."""
+        return op.mapping in INJECTIVE and not op.reduction
 
     def match(self, group: Group, hardware: Hardware) -> Refusal | None:
         """Injective operators only, all results of one shape."""
@@ -126,8 +137,7 @@ class ElementwiseFamily(ScheduleFamily):
         fill = inner / (-(-inner // lanes) * lanes)
         outer = prod(shape[: task_axes(shape[:cut])]) if cut else _pieces(inner, lanes * config.vectors)
         tasks = max(1, outer) if config.parallel else 1
-        traffic = sum(touched(group, t) for t in group.inputs) + sum(tensors[t].bytes for t in group.outputs)
-        nests = len(repeated(group)) + len(group.outputs)
+        traffic, nests = _passes(group)
         return KernelShape(
             tasks=tasks,
             vector_fill=max(fill, 1 / lanes),
@@ -189,6 +199,14 @@ def scattered(group: Group, lanes: int) -> int:
     )
     moved = sum(tensors[t].elements for t in group.outputs)
     return moved * (_RAGGED if ragged else 1)
+
+
+@remembered
+def _passes(group: Group) -> tuple[int, int]:
+    """Bytes that the kernel reads and writes, and its loop nests."""
+    tensors = group.graph.tensors
+    traffic = sum(touched(group, t) for t in group.inputs) + sum(tensors[t].bytes for t in group.outputs)
+    return traffic, len(repeated(group)) + len(group.outputs)
 
 
 def touched(group: Group, tensor: int) -> int:

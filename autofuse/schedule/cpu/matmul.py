@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from autofuse.graph.model import Group, MappingType
+from autofuse.graph.model import Group, MappingType, Operator
 from autofuse.graph.reasons import Refusal
 from autofuse.schedule.cpu.product import Product, parse
 from autofuse.schedule.cpu.window import chains_needed
@@ -56,6 +57,10 @@ class MatmulFamily(ScheduleFamily):
     name: ClassVar[str] = "matmul"
     version: ClassVar[int] = 3
     configuration: ClassVar[type[Configuration]] = MatmulConfiguration
+
+    def anchors(self, op: Operator) -> bool:
+        """Matrix products."""
+        return op.kind == "matmul"
 
     def match(self, group: Group, hardware: Hardware) -> Refusal | None:
         """One product; injective operators before it; after it such as move no vector apart, or reduce its rows."""
@@ -111,6 +116,7 @@ def even_shares(tiles: int, wanted: int, cores: int) -> tuple[int, int]:
     return even[0], even[-1]
 
 
+@lru_cache(maxsize=1024)
 def _tiles(rows: int, columns: int, depth: int, hardware: Hardware) -> list[tuple[int, int]]:
     """Register tiles (mt, jt), best first: accumulators, 2·jt weights and one broadcast must fit the registers."""
     registers = hardware.vector_registers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from autofuse.graph.model import Group
+from autofuse.graph.model import Group, Operator
 from autofuse.graph.reasons import Refusal
 from autofuse.schedule.cpu import plane
 from autofuse.schedule.cpu import window as W
@@ -25,6 +25,14 @@ class PoolFamily(ScheduleFamily):
     name: ClassVar[str] = "pool"
     version: ClassVar[int] = 1
     configuration: ClassVar[type[Configuration]] = PlaneConfiguration
+
+    def anchors(self, op: Operator) -> bool:
+        """Pooling operators."""
+        return op.kind in _KINDS
+
+    def admits(self, op: Operator) -> bool:
+        """These, and what may surround them."""
+        return self.anchors(op) or W.may_surround(op)
 
     def match(self, group: Group, hardware: Hardware) -> Refusal | None:
         """One pooling operator; elementwise operators before it, beside it and after it."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from autofuse.graph.model import Group
+from autofuse.graph.model import Group, MappingType, Operator
 from autofuse.graph.reasons import Refusal
 from autofuse.schedule.cpu.rowspace import INJECTIVE, Rows, view
 from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily
@@ -43,6 +43,14 @@ class RowsFamily(ScheduleFamily):
     name: ClassVar[str] = "rows"
     version: ClassVar[int] = 1
     configuration: ClassVar[type[Configuration]] = RowsConfiguration
+
+    def anchors(self, op: Operator) -> bool:
+        """Reductions."""
+        return op.mapping not in INJECTIVE or bool(op.reduction)
+
+    def admits(self, op: Operator) -> bool:
+        """No contractions."""
+        return op.mapping in INJECTIVE or op.mapping is MappingType.MANY_TO_ONE
 
     def match(self, group: Group, hardware: Hardware) -> Refusal | None:
         """Reductions over the same axes; whatever depends on them reads only its own row."""

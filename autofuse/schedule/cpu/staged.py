@@ -53,6 +53,10 @@ class StagedFamily(ScheduleFamily):
     version: ClassVar[int] = 1
     configuration: ClassVar[type[Configuration]] = StagedConfiguration
 
+    def anchors(self, op: Operator) -> bool:
+        """What may be a step."""
+        return _is_step(op)
+
     def match(self, group: Group, hardware: Hardware) -> Refusal | None:
         """Steps are 1×1 convolutions of one position, products of one row, and reductions that keep the lanes.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from autofuse.graph.model import Group, MappingType
+from autofuse.graph.model import Group, MappingType, Operator
 from autofuse.graph.reasons import Refusal
 from autofuse.schedule import ScheduleError
 from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily
@@ -27,6 +27,10 @@ class ViewFamily(ScheduleFamily):
     name: ClassVar[str] = "view"
     version: ClassVar[int] = 1
     configuration: ClassVar[type[Configuration]] = ViewConfig
+
+    def admits(self, op: Operator) -> bool:
+        """Reshapes."""
+        return op.mapping is MappingType.REORGANIZE and len(op.inputs) == 1
 
     def match(self, group: Group, hardware: Hardware) -> Refusal | None:
         """Only operators that keep the order of the elements, and a result that is no operand of the program."""

@@ -62,6 +62,11 @@ class Window:
         return sum(self.tensor(t).bytes for t in (*self.group.inputs, *self.group.outputs))
 
 
+def may_surround(op: Operator) -> bool:
+    """Whether an operator may stand around the anchor of a window, as far as it can be said of it alone."""
+    return op.kind == "layout_change" or op.elementwise
+
+
 def pair(attrs: Any, key: str, default: int) -> tuple[int, ...]:
     """An attribute that is a list of ints, or one int for all axes."""
     value = attrs.get(key, default)

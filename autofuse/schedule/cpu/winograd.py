@@ -15,18 +15,31 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from autofuse.graph.model import Group, Role
 from autofuse.graph.reasons import Refusal
 from autofuse.schedule.cpu import conv_pool
 from autofuse.schedule.cpu import window as W
-from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily, remembered
+from autofuse.schedule.family import (
+    SHAPE_COLUMN,
+    Configuration,
+    KernelShape,
+    ScheduleFamily,
+    remembered,
+    shape_matrix,
+    shape_of_row,
+)
 from autofuse.schedule.preparations import winograd_text
 from autofuse.target import Hardware
 
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
+
+Array = NDArray[np.float64]
 
 #: Largest error of a result, relative to the largest result, by m.
 ERROR: Mapping[int, float] = {2: 1e-5, 4: 2e-5}
@@ -163,8 +176,13 @@ class WinogradFamily(ScheduleFamily):
 
     def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
         """Multiply-adds saved, transforms added, traffic of transformed tiles counted."""
-        assert isinstance(config, WinogradConfiguration)
-        return _shape(group, self._layer(group, hardware), config, hardware)
+        return shape_of_row(self.shape_rows(group, [config], hardware)[0])
+
+    def shape_rows(self, group: Group, configs: Sequence[Configuration], hardware: Hardware) -> Array:
+        """All at once: groups around equal convolutions share most of it."""
+        layer = self._layer(group, hardware)
+        given = cast("tuple[WinogradConfiguration, ...]", tuple(configs))
+        return _shape_rows(group, layer, _rows(layer, given, (hardware.l1_bytes, hardware.l2_bytes)))
 
     def prepared(self, group: Group, config: Any) -> Mapping[int, str]:
         """The weights, transformed."""
@@ -272,11 +290,34 @@ def _even(rows: int, most: int, cores: int) -> int:
     return min(range(max(1, most // 2), max(1, most) + 1), key=lambda each: (longest(each), -each))
 
 
-def _shape(group: Group, layer: Layer, c: WinogradConfiguration, hardware: Hardware) -> KernelShape:
+class _Rows(NamedTuple):
+    """What some configurations make of a layer, whatever stands around it: one entry a configuration.
+
+    shapes: the matrix of kernel shapes, without what data, results and neighbours add. again: scalar operations before
+    the layer that are repeated, over needed. idle: share of the time that cores wait. weights: bytes transformed.
+    multiply_adds: of the products.
+    """
+
+    shapes: Array
+    again: Array
+    idle: Array
+    weights: Array
+    multiply_adds: Array
+
+
+@lru_cache(maxsize=1024)
+def _rows(layer: Layer, configs: tuple[WinogradConfiguration, ...], caches: tuple[int, int]) -> _Rows:
+    """caches: bytes of L1 and L2."""
+    made = [_tiling(layer, c, *caches) for c in configs]
+    others = np.array([numbers for _, numbers in made], np.float64).reshape(-1, 4).T
+    return _Rows(shape_matrix([shape for shape, _ in made]), *others)
+
+
+def _tiling(
+    layer: Layer, c: WinogradConfiguration, l1_bytes: int, l2_bytes: int
+) -> tuple[KernelShape, tuple[float, float, int, int]]:
+    """A configuration's kernel shape, and its other entries of `_Rows`."""
     lanes = layer.lanes
-    found = convolution_of(group)
-    assert not isinstance(found, Refusal)
-    tensors = group.graph.tensors
     rows, across = layer.tiles(c.m)
     places, depth, channels = rows * across, layer.ic * lanes, layer.oc * lanes
     products = (c.m + 2) ** 2
@@ -286,7 +327,6 @@ def _shape(group: Group, layer: Layer, c: WinogradConfiguration, hardware: Hardw
     tasks = chunks * (groups if c.split else 1)
     transforms = places * depth * 2 * alpha * _INPUT_OPERATIONS[c.m]
     transforms += places * channels * (alpha + c.m) * _OUTPUT_OPERATIONS[c.m]
-    data, out = found.data.bytes, found.out.bytes // (4 if layer.pooled else 1)
     weights = 4 * products * depth * channels
     moved = 4 * products * places * depth  # transformed data
     results = 4 * products * places * channels
@@ -294,39 +334,50 @@ def _shape(group: Group, layer: Layer, c: WinogradConfiguration, hardware: Hardw
     l1 = 4 * fma * (c.nb * lanes + c.mt) // (c.nb * c.mt * lanes)
     panel = 4 * depth * c.nb * lanes
     plane = 4 * depth * min(places, c.rows * across)
-    near = hardware.l1_bytes // 2
+    near = l1_bytes // 2
     tiles = _ceil_div(layer.oc, c.nb)
-    l2 = 2 * data + 2 * moved + moved * (tiles - 1 if plane > near else max(0, groups - 1)) + 2 * results + out
+    l2 = 2 * moved + moved * (tiles - 1 if plane > near else max(0, groups - 1)) + 2 * results
     l2 += weights * chunks * (1 if panel <= near else _ceil_div(c.rows * across, c.mt))
     task_data = 4 * products * c.rows * across * depth
     task_results = 4 * products * c.rows * across * c.cob * c.nb * lanes
     footprint = task_data + task_results
-    l3 = data + out + weights * chunks
+    l3 = weights * chunks
     if c.split:  # written by the first loop, read by every group of channels
         l3 += moved * (1 + groups)
-    elif footprint > hardware.l2_bytes:
+    elif footprint > l2_bytes:
         l3 += moved * groups
-    every = sum(tensors[t].bytes for t in (*group.inputs, *group.outputs))
-    extra = every - data - found.weight.bytes - out
-    memory = every - found.weight.bytes + weights
-    before = sum(op.work.flops for op in found.prologue)
-    again = (alpha / c.m) ** 2 - 1.0
-    work = max(1, group.work.flops)
     # A last task with fewer rows takes as long as the others: a core waits.
     idle = chunks * c.rows / rows - 1.0 if tasks > 1 else 0.0
-    return KernelShape(
+    shape = KernelShape(
         tasks=tasks if c.parallel else 1,
         accumulators=accumulators,
         independent_chains=accumulators,
-        recompute=1.0 + again * before / work + idle,
         loads_per_fma=(c.nb + c.mt) / max(1, c.nb * c.mt),
         l1_bytes=l1,
         l2_bytes=l2,
-        l3_bytes=l3 + max(0, extra),
-        memory_bytes=memory,
+        l3_bytes=l3,
         footprint=footprint + panel,
         loops=1 + c.split,
         exposed=1.0,
-        fma_ratio=fma / max(1, found.anchor.work.fma),
         extra_simple=transforms,
     )
+    return shape, ((alpha / c.m) ** 2 - 1.0, idle, weights, fma)
+
+
+def _shape_rows(group: Group, layer: Layer, rows: _Rows) -> Array:
+    """The kernels' shapes, as `shape_matrix` gives them."""
+    found = convolution_of(group)
+    assert not isinstance(found, Refusal)
+    tensors = group.graph.tensors
+    data, out = found.data.bytes, found.out.bytes // (4 if layer.pooled else 1)
+    every = sum([tensors[t].bytes for t in (*group.inputs, *group.outputs)])
+    extra = every - data - found.weight.bytes - out
+    before = sum([op.work.flops for op in found.prologue])
+    work = max(1, group.work.flops)
+    shapes = rows.shapes.copy()
+    shapes[:, SHAPE_COLUMN["recompute"]] = 1.0 + rows.again * before / work + rows.idle
+    shapes[:, SHAPE_COLUMN["l2_bytes"]] += 2 * data + out
+    shapes[:, SHAPE_COLUMN["l3_bytes"]] += data + out + max(0, extra)
+    shapes[:, SHAPE_COLUMN["memory_bytes"]] = every - found.weight.bytes + rows.weights
+    shapes[:, SHAPE_COLUMN["fma_ratio"]] = rows.multiply_adds / max(1, found.anchor.work.fma)
+    return shapes
