@@ -43,17 +43,17 @@ def remembered(find: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, 
         if kept is None:
             kept = subject.__dict__[name] = {}
         key = (*args, *kwargs.items()) if kwargs else args
-        found = kept.get(key, _MISSING)
+        found: T = kept.get(key, _MISSING)
         if found is _MISSING:
             found = kept[key] = find(subject, *args, **kwargs)
-        return found  # type: ignore[return-value]
+        return found
 
     update_wrapper(wrapper, find)
     return wrapper
 
 
 @cache
-def _field_names(kind: type[Configuration]) -> tuple[str, ...]:
+def _field_names(kind: Any) -> tuple[str, ...]:
     return tuple(f.name for f in fields(kind))
 
 
@@ -127,7 +127,8 @@ def shape_matrix(shapes: Sequence[KernelShape]) -> NDArray[np.float64]:
 def shape_of_row(row: NDArray[np.float64]) -> KernelShape:
     """The kernel shape of one row of `shape_matrix`."""
     values = zip(fields(KernelShape), row, strict=True)
-    return KernelShape(*[int(value) if f.type == "int" else float(value) for f, value in values])
+    numbers: list[Any] = [int(value) if f.type == "int" else float(value) for f, value in values]
+    return KernelShape(*numbers)
 
 
 class ScheduleFamily(abc.ABC):

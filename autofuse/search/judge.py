@@ -5,10 +5,10 @@ Every set is judged once, and groups that are alike are shown to the schedule fa
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from autofuse.graph.model import Graph, Group, positions
+from autofuse.graph.model import Graph, Group, Operator, positions
 from autofuse.schedule.family import ScheduleFamily
 from autofuse.search.problem import Thresholds
 from autofuse.search.signature import Signatures
@@ -53,11 +53,10 @@ class GroupJudge:
         self._users = graph.user_masks
         self._operands = [len(op.inputs) for op in graph.operators]
         # The families that may be the first to take a group; for each the operators that it admits, and its anchors.
-        self._first = [
-            (f, *[sum(1 << op.index for op in graph.operators if may(op)) for may in (f.admits, f.anchors)])
-            for f in families
-            if not f.beside
-        ]
+        self._first = [(f, self._where(f.admits), self._where(f.anchors)) for f in families if not f.beside]
+
+    def _where(self, holds: Callable[[Operator], bool]) -> int:
+        return sum(1 << op.index for op in self.graph.operators if holds(op))
 
     def cut(self, name: str) -> None:
         """Count what a threshold cut."""

@@ -118,6 +118,8 @@ def parse(group: Group, kinds: Collection[str], variants: Collection[str] = ()) 
         after.add(op.outputs[0])
         epilogue.append(op)
 
+    if not before:
+        return Window(group, anchor, (), (), tuple(epilogue))
     written = set(group.outputs)
     for op in before:
         if op.outputs[0] in written:
