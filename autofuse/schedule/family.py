@@ -64,7 +64,8 @@ class Configuration:
     @property
     def text(self) -> str:
         """Fields in declaration order, `name=value`, joined by commas."""
-        return ",".join([f"{name}={int(getattr(self, name))}" for name in _field_names(type(self))])
+        kind: Any = type(self)
+        return ",".join([f"{name}={int(getattr(self, name))}" for name in _field_names(kind)])
 
     @classmethod
     def parse(cls: type[C], text: str) -> C:
