@@ -310,10 +310,12 @@ def lower(prepared: Any, lanes: int) -> LoweredModel:
 
     An operator that TVM cannot legalise stays a plain Relax call, outside every group.
     """
+    from autofuse.lower.channel_routes import route_channels
     from autofuse.lower.rules import lower_call
 
-    function = prepared.module["main"]
-    state = Lowering(lanes, prepared.module)
+    module = route_channels(prepared.module, lanes)
+    function = module["main"]
+    state = Lowering(lanes, module)
     builder = state.builder
     with builder.function("main", params=list(function.params)):
         with builder.dataflow():
