@@ -110,6 +110,8 @@ class _Flow:
             return "moves"
         call = self.calls.get(var)
         name = op_name(call).removeprefix("relax.")
+        if call is None:
+            return ""
         if name == "nn.conv2d":
             return _convolution(call)
         if name in _UNARY and isinstance(call.args[0], relax.Var):
@@ -450,4 +452,6 @@ def _data_operand(call: Any) -> Any:
 def _picked(array: NDArray[Any], slots: Slots, axis: int) -> NDArray[Any]:
     """`array` with its places along `axis` in the order of `slots`, zeros where there is none."""
     picked = np.take(array, np.maximum(slots, 0), axis=axis)
-    return picked * (slots >= 0).astype(array.dtype).reshape([-1 if i == axis else 1 for i in range(array.ndim)])
+    shape = [-1 if i == axis else 1 for i in range(array.ndim)]
+    zeroed: NDArray[Any] = picked * (slots >= 0).astype(array.dtype).reshape(shape)
+    return zeroed
