@@ -184,8 +184,8 @@ def test_networks_become_kernels_alone(name: str) -> None:
     convolutions = [op for op in graph.operators if op.kind == "nn.conv2d"]
     assert all(op.attrs["variant"] in ("blocked", "depthwise") for op in convolutions)
     changes = [op for op in graph.operators if op.kind == "layout_change"]
-    # shufflenet's halves are 58 and 116 channels wide, which no block of eight divides.
-    assert len(changes) <= {"minilm_l6": 0, "shufflenet_v2": 60}.get(name, 4)
+    # (shufflenet's halves are 58 and 116 channels wide, which no block of eight divides: its weights shuffle.)
+    assert len(changes) <= {"minilm_l6": 0}.get(name, 4)
     assert len(lowered.module["main"].params) == len(lowered.input_names)
 
 
