@@ -106,6 +106,53 @@ def test_arrays_may_be_unaligned_strided_or_of_another_width(
         close(compiled(array, inputs["ids"].astype("int32"), 1.5), expected)
 
 
+def aligned(array: np.ndarray) -> np.ndarray:
+    """A copy that starts at a multiple of 64 bytes."""
+    raw = np.empty(array.nbytes + 64, "uint8")
+    start = -raw.ctypes.data % 64
+    copy = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def test_aligned_arrays_are_read_in_place_and_left_as_they_were(
+    compiled: Executable, inputs: dict[str, np.ndarray], expected: list[np.ndarray]
+) -> None:
+    given = {name: aligned(array) for name, array in inputs.items()}
+    close(compiled(**given), expected)
+    for name, array in inputs.items():
+        np.testing.assert_array_equal(given[name], array)
+        given[name].flags.writeable = False
+    close(compiled(**given), expected)
+
+
+def test_what_is_handed_through_is_never_the_caller_s_array_or_a_weight() -> None:
+    table = np.arange(16, dtype="float32").reshape(4, 4)
+    through = model(
+        [
+            node("Identity", ["x"], ["same"]),
+            node("Identity", ["table"], ["constant"]),
+            node("Relu", ["x"], ["y"]),
+            node("Identity", ["y"], ["z"]),
+        ],
+        {"x": [4, 4]},
+        {name: [4, 4] for name in ("same", "constant", "y", "z")},
+        {"table": table},
+    )
+    exe = autofuse.compile(through, threads=2)
+    x = aligned(np.ones((4, 4), "float32"))
+    results = exe(x)
+    for result, value in zip(results, (x, table, x, x), strict=True):
+        np.testing.assert_array_equal(result, value)
+    for result in results:
+        result[...] = -5
+        np.testing.assert_array_equal(x, np.ones((4, 4)))
+    for result, value in zip(exe(x), (x, table, x, x), strict=True):
+        np.testing.assert_array_equal(result, value)
+    for i, one in enumerate(results):
+        assert not any(np.shares_memory(one, other) for other in results[i + 1 :])
+
+
 def test_results_are_the_caller_s_own(compiled: Executable, inputs: dict[str, np.ndarray]) -> None:
     first = compiled(**inputs)
     kept = [r.copy() for r in first]

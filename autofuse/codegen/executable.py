@@ -18,18 +18,24 @@ from autofuse.codegen.threads import configure_threads
 from autofuse.errors import InputError, ModelError, TargetError
 from autofuse.target.registry import missing_features
 
+#: Compiled code loads vectors from addresses that are multiples of this many bytes.
+_ALIGNMENT = 64
+
 
 @dataclass(frozen=True)
 class _State:
-    """What one thread runs the model with; `arguments` are the inputs, then the weights."""
+    """What one thread runs the model with; `inputs` are buffers for arrays that compiled code cannot read in place."""
 
     machine: Any
-    inputs: list[Any]
-    arguments: list[Any]
+    inputs: dict[int, Any]
+    weights: list[Any]
 
 
 class Executable:
     """Call it with arrays in the order of the model's inputs, or by name; it gives the outputs as numpy arrays.
+
+    An input that is contiguous and starts at a multiple of 64 bytes is read where it is, another one is copied first.
+    The outputs are the caller's own: no later call changes them.
 
     Safe to call from several threads: each has a virtual machine and a thread pool of its own over the same code and
     weights. `description` says what was compiled and how (what `autofuse compile --json` prints, and the kernels);
@@ -77,20 +83,24 @@ class Executable:
 
         Raises InputError for a missing, unknown or misshapen input.
         """
-        result = self.timer(*arrays, **named)()
-        return [output.numpy() for output in ([result] if hasattr(result, "numpy") else result)]
+        machine, arguments = self._ready(arrays, named)
+        result = machine["main"](*arguments)
+        results = [result] if hasattr(result, "numpy") else list(result)
+        # A result may be an argument handed through, or the same as another: that memory belongs to somebody else.
+        taken = {t.data_ptr() for t in arguments}
+        outputs = []
+        for tensor in results:
+            outputs.append(tensor.numpy() if tensor.data_ptr() in taken else np.from_dlpack(tensor))
+            taken.add(tensor.data_ptr())
+        return outputs
 
     def timer(self, /, *arrays: Any, **named: Any) -> Callable[[], Any]:
         """A function without arguments that runs the model on these inputs, on the thread that called `timer`.
 
-        It gives TVM's own result, not copied. Raises InputError as a call does.
+        It gives TVM's own result; the arrays must not change meanwhile. Raises InputError as a call does.
         """
-        given = self._arrange(arrays, named)
-        state = self._state()
-        configure_threads(int(self.description["threads"]))
-        for buffer, array in zip(state.inputs, given, strict=True):
-            buffer.copyfrom(array)
-        main, arguments = state.machine["main"], state.arguments
+        machine, arguments = self._ready(arrays, named)
+        main = machine["main"]
         return lambda: main(*arguments)
 
     def check(self, /, *arrays: Any, **named: Any) -> None:
@@ -127,11 +137,29 @@ class Executable:
         configure_threads(int(self.description["threads"]))
         device = tvm.cpu()
         machine = relax.VirtualMachine(self.library, device)
-        # Tensors that TVM allocates are aligned as its vector loads need; numpy's need not be.
-        inputs = [tvm.runtime.empty(tuple(e["shape"]), e["dtype"], device) for e in self.description["inputs"]]
         weights = [w if isinstance(w, tvm.runtime.Tensor) else tvm.runtime.from_dlpack(w) for w in self.weights]
-        state = self._local.state = _State(machine, inputs, [*inputs, *weights])
+        state = self._local.state = _State(machine, {}, weights)
         return state
+
+    def _ready(self, arrays: Sequence[Any], named: dict[str, Any]) -> tuple[Any, list[Any]]:
+        """This thread's machine, its pool set up, and the arguments for a call with these inputs."""
+        given = self._arrange(arrays, named)
+        state = self._state()
+        configure_threads(int(self.description["threads"]))
+        tensors = [self._tensor(state, i, array) for i, array in enumerate(given)]
+        return state.machine, [*tensors, *state.weights]
+
+    def _tensor(self, state: _State, position: int, array: NDArray[Any]) -> Any:
+        """The array as TVM's tensor: in place where compiled code can read it there, else in this thread's buffer."""
+        import tvm
+
+        # DLPack has no word for arrays that may not be written to.
+        if array.ctypes.data % _ALIGNMENT == 0 and array.flags.writeable and array.flags.c_contiguous:
+            return tvm.runtime.from_dlpack(array)
+        if position not in state.inputs:
+            state.inputs[position] = tvm.runtime.empty(array.shape, str(array.dtype), tvm.cpu())
+        state.inputs[position].copyfrom(array)
+        return state.inputs[position]
 
     def _arrange(self, arrays: Sequence[Any], named: dict[str, Any]) -> list[NDArray[Any]]:
         entries = self.description["inputs"]
