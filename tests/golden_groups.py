@@ -16,6 +16,7 @@ from lowered_groups import LoweredGroup
 from schedule_harness import HARDWARE, Case, Sketch, Value, block
 from tvm import relax
 from tvm.relax import op as R
+from window_layers import grouped, normalised, transposed
 
 from autofuse.codegen.digest import tir_digest
 from autofuse.graph.model import Group
@@ -129,6 +130,29 @@ def head(emit: Any, x: Any) -> Any:
     return R.matmul(emit(R.mean(y, [2, 3])), constant(16, 10))
 
 
+def grouped_layer(sketch: Sketch) -> Value:
+    """Groups of four channels, which are rearranged."""
+    data, plain = image(sketch, 16, 9)
+    return sketch.relu(grouped(sketch, data, plain, 4, (3, 3), 4, padding=(1, 1, 1, 1)))
+
+
+def grouped_ranges(sketch: Sketch) -> Value:
+    """Groups of twelve channels, which are broadcast."""
+    data, plain = image(sketch, 24, 9)
+    return grouped(sketch, data, plain, 12, (1, 3), 2)
+
+
+def transposed_layer(sketch: Sketch) -> Value:
+    data, plain = image(sketch, 16, 7)
+    kernel = (3, 3), (2, 2), (1, 1, 1, 1), (1, 1)
+    return sketch.relu(transposed(sketch, data, plain, 24, *kernel))
+
+
+def normalised_layer(sketch: Sketch) -> Value:
+    data, plain = image(sketch, 32, 9)
+    return sketch.sigmoid(normalised(sketch, sketch.relu(data), np.maximum(plain, 0), 2))
+
+
 GROUPS: Mapping[str, Mapping[str, Callable[[], Made]]] = {
     "conv2d_pool": {"3x3 relu max pool": sketched(pooled)},
     "conv2d": {
@@ -137,6 +161,9 @@ GROUPS: Mapping[str, Mapping[str, Callable[[], Made]]] = {
     },
     "winograd": {"3x3 relu": sketched(lambda s: convolution(s, kernel=(3, 3), padding=(1, 1, 1, 1)))},
     "depthwise": {"3x3 stride 2 sigmoid": sketched(depthwise)},
+    "grouped": {"groups of 4, relu": sketched(grouped_layer), "groups of 12": sketched(grouped_ranges)},
+    "transposed": {"3x3 stride 2 relu": sketched(transposed_layer)},
+    "group_norm": {"relu, two groups, sigmoid": sketched(normalised_layer)},
     "pool": {"max relu": sketched(pooling("max")), "avg relu": sketched(pooling("avg"))},
     "matmul": {
         "matmul add relu": lowered(affine, (7, 32)),

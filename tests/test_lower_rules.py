@@ -71,15 +71,17 @@ def test_chains_of_convolutions_stay_in_blocks_at_every_vector_width(lanes: int)
         (12, 12, 12, 12),  # depthwise
         (16, 32, 2, 2),
         (24, 24, 3, 3),
-        (32, 32, 8, 4),  # four channels a group: two groups a block
-        (16, 16, 4, 2),
-        (8, 16, 8, 1),  # two results a channel
-        (6, 12, 6, 1),  # nothing fits but all groups together
-        (20, 20, 5, 1),
-        (34, 34, 17, None),  # too many to merge
+        (32, 32, 8, 8),  # four channels a group: two groups a block, read by rearranging lanes
+        (16, 16, 4, 4),
+        (8, 16, 8, 8),  # two results a channel
+        (6, 12, 6, 6),
+        (24, 24, 2, 2),  # a block between two groups reads both
+        (20, 20, 5, 5),
+        (12, 12, 2, 1),  # nothing fits but all groups together
+        (34, 34, 17, 17),
     ],
 )
-def test_groups_that_blocks_do_not_fit_are_merged(channels: int, outputs: int, groups: int, left: int | None) -> None:
+def test_groups_that_blocks_do_not_fit_are_read_or_merged(channels: int, outputs: int, groups: int, left: int) -> None:
     source = model(
         [conv("w", "x", "y", group=groups, pads=[1, 1, 1, 1])],
         {"x": [1, channels, 6, 5]},
@@ -87,14 +89,13 @@ def test_groups_that_blocks_do_not_fit_are_merged(channels: int, outputs: int, g
         {"w": weights(outputs, channels // groups, 3, 3)},
     )
     lowered = lowered_like_onnxruntime(source)
-    assert (("nn.conv2d", BLOCKED) in steps(lowered)) == (left is not None)
-    if left is not None:
-        (attrs,) = [
-            json.loads(str(f.attrs["autofuse.attrs"]))
-            for _, f in lowered.module.functions_items()
-            if f.attrs and f.attrs.get("autofuse.kind") == "nn.conv2d"
-        ]
-        assert attrs["groups"] == left
+    assert ("nn.conv2d", BLOCKED) in steps(lowered)
+    (attrs,) = [
+        json.loads(str(f.attrs["autofuse.attrs"]))
+        for _, f in lowered.module.functions_items()
+        if f.attrs and f.attrs.get("autofuse.kind") == "nn.conv2d"
+    ]
+    assert attrs["groups"] == left
 
 
 @pytest.mark.parametrize("channels", [3, 8, 12])
@@ -105,16 +106,29 @@ def test_groups_that_blocks_do_not_fit_are_merged(channels: int, outputs: int, g
         {"strides": [2, 3], "pads": [1, 0, 1, 2], "output_padding": [1, 0]},
         {"pads": [1, 1, 1, 1]},
         {"dilations": [2, 1], "strides": [1, 2]},
+        {"dilations": [2, 2], "strides": [2, 2], "pads": [2, 0, 1, 3]},
     ],
 )
-def test_transposed_convolutions_are_convolutions(channels: int, attributes: dict[str, Any]) -> None:
+def test_transposed_convolutions_have_blocked_channels(channels: int, attributes: dict[str, Any]) -> None:
     source = model(
         [node("ConvTranspose", ["x", "w"], ["y"], **attributes)],
         {"x": [2, channels, 5, 4]},
         ["y"],
         {"w": weights(channels, 6, 3, 4)},
     )
-    assert ("nn.conv2d", BLOCKED) in steps(lowered_like_onnxruntime(source))
+    kind = "nn.conv2d_transpose" if "strides" in attributes else "nn.conv2d"
+    assert (kind, BLOCKED) in steps(lowered_like_onnxruntime(source))
+
+
+@pytest.mark.parametrize(("channels", "outputs", "groups"), [(16, 16, 16), (16, 32, 2), (12, 12, 3)])
+def test_transposed_convolutions_in_groups_have_blocked_channels(channels: int, outputs: int, groups: int) -> None:
+    source = model(
+        [node("ConvTranspose", ["x", "w"], ["y"], strides=[2, 2], pads=[1, 1, 1, 1], group=groups)],
+        {"x": [1, channels, 5, 4]},
+        ["y"],
+        {"w": weights(channels, outputs // groups, 4, 4)},
+    )
+    assert ("nn.conv2d_transpose", BLOCKED) in steps(lowered_like_onnxruntime(source))
 
 
 @pytest.mark.parametrize("groups", [1, 12])

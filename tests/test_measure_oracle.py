@@ -144,6 +144,37 @@ def test_every_stored_element_is_that_of_the_unscheduled_loops() -> None:
     assert compared >= 10
 
 
+@pytest.mark.parametrize(
+    ("channels", "outputs", "groups"), [(16, 16, 4), (8, 16, 8), (24, 24, 2), (20, 30, 5), (16, 8, 4)]
+)
+def test_grouped_convolutions(channels: int, outputs: int, groups: int) -> None:
+    """Groups that do not fill blocks."""
+    same_as_onnxruntime(
+        model(
+            [node("Conv", ["x", "w"], ["y"], group=groups, pads=[1, 0, 1, 2], strides=[1, 2])],
+            {"x": [2, channels, 5, 6]},
+            ["y"],
+            {"w": weights(outputs, channels // groups, 3, 3)},
+        )
+    )
+
+
+@pytest.mark.parametrize(("channels", "outputs", "groups"), [(12, 20, 1), (16, 32, 2), (12, 12, 12)])
+@pytest.mark.parametrize(
+    "attributes", [{}, {"pads": [1, 1, 1, 1], "output_padding": [1, 1]}, {"pads": [2, 0, 1, 2]}, {"dilations": [2, 1]}]
+)
+def test_transposed_convolutions(channels: int, outputs: int, groups: int, attributes: dict[str, Any]) -> None:
+    """Strides, padding, rows and columns that are added, groups."""
+    same_as_onnxruntime(
+        model(
+            [node("ConvTranspose", ["x", "w"], ["y"], group=groups, strides=[2, 3], **attributes)],
+            {"x": [2, channels, 3, 4]},
+            ["y"],
+            {"w": weights(channels, outputs // groups, 3, 4)},
+        )
+    )
+
+
 def test_unknown_operators_are_named() -> None:
     analysed = analysed_model(model([node("Relu", ["x"], ["y"])], {"x": [1, 8, 4, 4]}, ["y"]))
     (op, *rest) = analysed.graph.operators

@@ -1,7 +1,8 @@
-"""Convolutions: all that have constant weights end up as one of two forms in blocked channels, dense or depthwise.
+"""Convolutions: all that have constant weights end up as one of four forms in blocked channels.
 
-One-dimensional ones get a height of one, transposed ones work on an operand with zeros between its elements, and
-groups that blocks do not fit are merged, with zero weights between them.
+Dense, depthwise, grouped (where groups do not fill blocks) and transposed ones. One-dimensional ones get a height of
+one; groups that blocks do not fit are merged, with zero weights between them, where that costs less than reading the
+blocks' own channels.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autofuse.lower import operators
+from autofuse.lower import operators, window_operators
 from autofuse.lower.following import reshape
 from autofuse.lower.lowering import Lowering, as_numpy, shape_of
 from autofuse.lower.values import PLAIN, Value, pack_conv2d, pack_depthwise
 
 # Groups of a convolution that are merged at most: each makes the arithmetic as many times more, but vectorised.
 _MERGED = 16
+# How many times as long a multiply-add takes whose data is not shared by several blocks of results.
+_ALONE = 1.2
 
 Geometry = Mapping[str, list[int]]
 
@@ -41,7 +44,7 @@ def conv1d(state: Lowering, call: Any, hint: str) -> Value | None:
         return None
     n, c, w = data.shape
     shape = shape_of(call)
-    flat = reshape(state, data, (n, c, 1, w), hint)
+    flat = data.wide or reshape(state, data, (n, c, 1, w), hint)
     if flat is None:
         return None
     before, after = (int(p) for p in attrs.padding)
@@ -54,41 +57,100 @@ def conv1d(state: Lowering, call: Any, hint: str) -> Value | None:
     kernel = Value((*array.shape[:2], 1, array.shape[2]), weight.dtype, PLAIN, {}, array[:, :, None, :])
     wide = (shape[0], shape[1], 1, shape[2])
     made = _convolve(state, flat, kernel, call.args[1], int(attrs.groups), geometry, wide, hint)
-    return None if made is None else reshape(state, made, shape, hint)
+    return None if made is None else Value(shape, made.dtype, PLAIN, wide=made)
+
+
+def conv1d_transpose(state: Lowering, call: Any, hint: str) -> Value | None:
+    """NCW, constant weights IOW: a transposed convolution of height one."""
+    data, weight = state.value(call.args[0]), state.value(call.args[1])
+    attrs = call.attrs
+    if attrs.data_layout != "NCW" or attrs.kernel_layout != "IOW" or not weight.constant or data.dtype != "float32":
+        return None
+    n, c, w = data.shape
+    shape = shape_of(call)
+    flat = data.wide or reshape(state, data, (n, c, 1, w), hint)
+    if flat is None:
+        return None
+    before, after = (int(p) for p in attrs.padding)
+    geometry = {
+        "strides": [1, int(attrs.strides[0])],
+        "padding": [0, before, 0, after],
+        "dilation": [1, int(attrs.dilation[0])],
+    }
+    array = as_numpy(weight)
+    kernel = Value((*array.shape[:2], 1, array.shape[2]), weight.dtype, PLAIN, {}, array[:, :, None, :])
+    extra, wide = [0, int(attrs.output_padding[0])], (shape[0], shape[1], 1, shape[2])
+    made = _transposed(state, flat, kernel, call.args[1], int(attrs.groups), geometry, extra, wide, hint)
+    return None if made is None else Value(shape, made.dtype, PLAIN, wide=made)
 
 
 def conv2d_transpose(state: Lowering, call: Any, hint: str) -> Value | None:
-    """NCHW, constant weights IOHW, one group: a convolution with the flipped weights, zeros between the elements."""
+    """NCHW, constant weights IOHW. With a stride: results gathered phase by phase; else a convolution with the weights
+    flipped."""
     data, weight = state.value(call.args[0]), state.value(call.args[1])
     attrs = call.attrs
-    fits = attrs.data_layout == "NCHW" and attrs.kernel_layout == "IOHW" and int(attrs.groups) == 1
-    if not fits or not weight.constant or data.dtype != "float32":
+    if attrs.data_layout != "NCHW" or attrs.kernel_layout != "IOHW" or not weight.constant or data.dtype != "float32":
         return None
-    strides, dilation = [int(s) for s in attrs.strides], [int(d) for d in attrs.dilation]
-    given, extra = [int(p) for p in attrs.padding], [int(p) for p in attrs.output_padding]
-    reach = [(k - 1) * d for k, d in zip(weight.shape[2:], dilation, strict=True)]
-    padding = [reach[0] - given[0], reach[1] - given[1], reach[0] - given[2] + extra[0], reach[1] - given[3] + extra[1]]
-    if min(padding) < 0:
+    geometry = {name: [int(e) for e in getattr(attrs, name)] for name in ("strides", "padding", "dilation")}
+    extra = [int(p) for p in attrs.output_padding]
+    return _transposed(state, data, weight, call.args[1], int(attrs.groups), geometry, extra, shape_of(call), hint)
+
+
+def _transposed(
+    state: Lowering,
+    data: Value,
+    weight: Value,
+    source: Any,
+    groups: int,
+    geometry: Geometry,
+    extra: list[int],
+    shape: tuple[int, ...],
+    hint: str,
+) -> Value | None:
+    """`weight` [IC, OC/groups, KH, KW]; `extra`: rows and columns that are added at the end."""
+    channels, outputs, kernel, lanes = data.shape[1], shape[1], list(weight.shape[2:]), state.lanes
+    array = as_numpy(weight).reshape(groups, channels // groups, outputs // groups, *kernel)
+    array = array.transpose(0, 2, 1, 3, 4).reshape(outputs, channels // groups, *kernel)
+    strides, dilation, given = geometry["strides"], geometry["dilation"], geometry["padding"]
+    if strides == [1, 1]:
+        reach = [(k - 1) * d for k, d in zip(kernel, dilation, strict=True)]
+        padding = [
+            reach[0] - given[0], reach[1] - given[1], reach[0] - given[2] + extra[0], reach[1] - given[3] + extra[1]
+        ]  # fmt: skip
+        if min(padding) < 0:
+            return None
+        flipped = array[:, :, ::-1, ::-1]
+        turned = Value(flipped.shape, weight.dtype, PLAIN, {}, flipped)
+        forward = {"strides": [1, 1], "padding": padding, "dilation": dilation}
+        return _convolve(state, data, turned, source, groups, forward, shape, hint, "transposed")
+    if dilation != [1, 1]:
+        array = _spread(array, dilation)
+        kernel = list(array.shape[2:])
+    depthwise = groups > 1 and groups == channels == outputs
+    merged = 1 if depthwise else merged_groups(groups, channels // groups, outputs // groups, lanes)
+    if merged is None:
         return None
-    spread = data
-    if strides != [1, 1]:
-        n, c, h, w = data.shape
-        spread = state.emit_te(
-            "dilate",
-            lambda x: operators.dilate(x, strides=strides),
-            [(data, state.blocked)],
-            [state.in_blocks(data)],
-            shape=(n, c, (h - 1) * strides[0] + 1, (w - 1) * strides[1] + 1),
-            dtype=data.dtype,
-            layout=state.blocked,
-            attrs={"strides": strides},
-            hint=f"{hint}_spread",
-        )
-        spread.padding = data.padding
-    array = as_numpy(weight).transpose(1, 0, 2, 3)[:, :, ::-1, ::-1]
-    kernel = Value(array.shape, weight.dtype, PLAIN, {}, array)
-    geometry = {"strides": [1, 1], "padding": padding, "dilation": dilation}
-    return _convolve(state, spread, kernel, call.args[1], 1, geometry, shape_of(call), hint, "transposed")
+    left = groups // merged
+    place = f"{strides} {given} {dilation}"  # on which the order of the taps depends
+    packed = state.packed(
+        source,
+        f"transposed {place} {merged}",
+        lambda: window_operators.pack_transposed(merge(array, groups, merged), strides, given, lanes),
+    )
+    arguments: dict[str, Any] = {
+        "kernel": kernel, "strides": strides, "padding": given, "out": list(shape[2:]), "groups": left
+    }  # fmt: skip
+    return state.emit_te(
+        "nn.conv2d_transpose",
+        lambda x, w: window_operators.transposed_conv2d(x, w, **arguments),
+        [(data, state.blocked), (weight, "packed")],
+        [state.in_blocks(data), packed.forms[PLAIN]],
+        shape=shape,
+        dtype=data.dtype,
+        layout=state.blocked,
+        attrs={**arguments, "variant": "depthwise" if depthwise else "blocked"},
+        hint=hint,
+    )
 
 
 def _convolve(
@@ -119,6 +181,20 @@ def _convolve(
             hint=hint,
         )
     merged = merged_groups(groups, channels // groups, outputs // groups, lanes)
+    if own_channels(groups, channels // groups, outputs // groups, lanes, merged):
+        described = {"channels": [channels // groups, outputs // groups], "groups": groups}
+        packed = state.packed(source, f"grouped {how}", lambda: window_operators.pack_grouped(array, groups, lanes))
+        return state.emit_te(
+            "nn.conv2d",
+            lambda x, w: window_operators.grouped_conv2d(x, w, **geometry, **described),
+            [(data, state.blocked), (weight, "packed")],
+            [state.in_blocks(data), packed.forms[PLAIN]],
+            shape=shape,
+            dtype=data.dtype,
+            layout=state.blocked,
+            attrs={**geometry, **described, "kernel": list(weight.shape[2:]), "variant": "grouped"},
+            hint=hint,
+        )
     if merged is None:
         return None
     left = groups // merged
@@ -156,6 +232,25 @@ def merged_groups(groups: int, channels: int, outputs: int, lanes: int) -> int |
         if groups % count == 0 and (aligned or count == groups):
             return count
     return None
+
+
+def _spread(weight: NDArray[Any], dilation: list[int]) -> NDArray[Any]:
+    """The kernel with `dilation` - 1 zeros between its neighbouring taps."""
+    extents = [(k - 1) * d + 1 for k, d in zip(weight.shape[2:], dilation, strict=True)]
+    wide = np.zeros((*weight.shape[:2], *extents), weight.dtype)
+    wide[:, :, :: dilation[0], :: dilation[1]] = weight
+    return wide
+
+
+def own_channels(groups: int, channels: int, outputs: int, lanes: int, merged: int | None) -> bool:
+    """Whether each block of results is better computed from its own groups' channels than from merged groups."""
+    if groups == 1 or merged == 1:
+        return False
+    if window_operators.shuffled(channels, outputs, groups, lanes) or merged is None:
+        return True
+    ranges = window_operators.channel_ranges(channels, outputs, groups, lanes)
+    own = sum(last - first for first, last in ranges) / len(ranges)
+    return own * _ALONE < merged * channels
 
 
 def merge(weight: NDArray[Any], groups: int, count: int) -> NDArray[Any]:

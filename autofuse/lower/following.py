@@ -49,6 +49,8 @@ def adaptive_avg_pool2d(state: Lowering, call: Any, hint: str) -> Value | None:
 
 def _reduce_in_blocks(state: Lowering, call: Any, data: Value, kind: str, keepdims: bool, hint: str) -> Value | None:
     bound = data.padding * (data.shape[2] * data.shape[3] if kind == "sum" else 1)
+    if kind == "variance":
+        bound = data.padding**2
     if data.shape[1] % state.lanes and not bound <= LIMIT:
         return None
     source = state.in_blocks(data)
@@ -135,6 +137,37 @@ def elementwise(state: Lowering, call: Any, hint: str) -> Value | None:
     if not isinstance(call.ty, relax.TensorType):
         return None
     shape = shape_of(call)
+    if len(shape) == 3:
+        return _with_a_height(state, call, values, literals, shape, hint)
+    return _elementwise(state, call, values, literals, shape, hint)
+
+
+def _with_a_height(
+    state: Lowering, call: Any, values: list[Value], literals: list[str], shape: tuple[int, ...], hint: str
+) -> Value | None:
+    """On values with a height of one, where an operand of the result's shape has such a form in blocks."""
+    if not any(v.wide is not None and v.wide.layout == state.blocked and v.shape == shape for v in values):
+        return None
+    high = (*shape[:2], 1, shape[2])
+    operands: list[Value] = []
+    for value in values:
+        if value.scalar or value.wide is not None:
+            operands.append(value.wide or value)
+        elif value.array is not None and len(value.shape) <= 3:
+            array = value.array.reshape((1,) * (3 - len(value.shape)) + value.shape)
+            operands.append(state.constant(array[:, :, None]))
+        else:
+            wide = reshape(state, value, high, hint) if value.shape == shape else None
+            if wide is None:
+                return None
+            operands.append(wide)
+    made = _elementwise(state, call, operands, literals, high, hint)
+    return None if made is None else Value(shape, made.dtype, PLAIN, wide=made)
+
+
+def _elementwise(
+    state: Lowering, call: Any, values: list[Value], literals: list[str], shape: tuple[int, ...], hint: str
+) -> Value | None:
     if len(shape) != 4 or not any(v.layout == state.blocked and v.shape == shape for v in values):
         return None
     bound = padding_bound(call, [_padding(v, shape[1]) for v in values]) if shape[1] % state.lanes else 0.0

@@ -129,6 +129,8 @@ class Lowering:
 
     def plain(self, value: Value) -> Any:
         """The value as the model has it; a layout change is emitted where it exists only in blocks."""
+        if PLAIN not in value.forms and value.wide is not None:
+            value.forms[PLAIN] = self._narrow(value, value.wide)
         if PLAIN not in value.forms:
             source = value.forms[self.blocked]
             channels = value.shape[1]
@@ -146,6 +148,16 @@ class Lowering:
             )
             value.forms[PLAIN] = made.forms[PLAIN]
         return value.forms[PLAIN]
+
+    def _narrow(self, value: Value, wide: Value) -> Any:
+        source = self.plain(wide)
+        call = self.builder.normalize(relax.op.reshape(source, value.shape))
+        made = self.emit_call(
+            call, [(wide, PLAIN)], [source, call.args[1]], [source], shape=value.shape, dtype=value.dtype, layout=PLAIN,
+            hint="narrow", literals=[str(call.args[1])],
+        )  # fmt: skip
+        assert made is not None
+        return made.forms[PLAIN]
 
     def in_blocks(self, value: Value) -> Any:
         """The rank-4 value with its channels in blocks; constants are rearranged at compile time."""

@@ -18,16 +18,17 @@ def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def _shape(tensor: te.Tensor) -> list[int]:
+def static_shape(tensor: te.Tensor) -> list[int]:
+    """A tensor's extents."""
     return [int(extent) for extent in tensor.shape]
 
 
-def _pad(data: te.Tensor, padding: Sequence[int], value: float) -> te.Tensor:
+def pad_spatial(data: te.Tensor, padding: Sequence[int], value: float) -> te.Tensor:
     """Pad axes 2 and 3 by (top, left, bottom, right) with `value`; the tensor itself when there is nothing to pad."""
     top, left, bottom, right = padding
     if not any(padding):
         return data
-    shape = _shape(data)
+    shape = static_shape(data)
     height, width = shape[2], shape[3]
     padded = [*shape[:2], height + top + bottom, width + left + right, *shape[4:]]
 
@@ -47,7 +48,8 @@ def _pad(data: te.Tensor, padding: Sequence[int], value: float) -> te.Tensor:
     return te.compute(padded, read, name="pad", attrs={ROLE: "pad"})
 
 
-def _output_extent(extent: int, kernel: int, stride: int, dilation: int, before: int, after: int) -> int:
+def output_extent(extent: int, kernel: int, stride: int, dilation: int, before: int, after: int) -> int:
+    """Results of a window along one axis with `before` and `after` zeros around its data."""
     return (extent + before + after - (kernel - 1) * dilation - 1) // stride + 1
 
 
@@ -65,12 +67,12 @@ def conv2d_blocked(
     data: [N, IC/ib, H, W, ib] blocked, or [N, IC, H, W] (then ib = 1); weight: [OC/ob, IC/groups/ib, KH, KW, ib, ob];
     result: [N, OC/ob, OH, OW, ob].
     """
-    outer, inner_outer, kh, kw, ib, ob = _shape(weight)
-    plain = len(_shape(data)) == 4
-    n, _, h, w = _shape(data)[:4]
-    oh = _output_extent(h, kh, strides[0], dilation[0], padding[0], padding[2])
-    ow = _output_extent(w, kw, strides[1], dilation[1], padding[1], padding[3])
-    source = _pad(data, padding, 0.0)
+    outer, inner_outer, kh, kw, ib, ob = static_shape(weight)
+    plain = len(static_shape(data)) == 4
+    n, _, h, w = static_shape(data)[:4]
+    oh = output_extent(h, kh, strides[0], dilation[0], padding[0], padding[2])
+    ow = output_extent(w, kw, strides[1], dilation[1], padding[1], padding[3])
+    source = pad_spatial(data, padding, 0.0)
     per_group = outer // groups
     ic_o = te.reduce_axis((0, inner_outer), "ic_o")
     ry = te.reduce_axis((0, kh), "kh")
@@ -95,11 +97,11 @@ def depthwise_conv2d_blocked(
     dilation: Sequence[int],
 ) -> te.Tensor:
     """Depthwise convolution. data: [N, C/b, H, W, b]; weight: [C/b, KH, KW, b]; result: [N, C/b, OH, OW, b]."""
-    outer, kh, kw, block = _shape(weight)
-    n, _, h, w, _ = _shape(data)
-    oh = _output_extent(h, kh, strides[0], dilation[0], padding[0], padding[2])
-    ow = _output_extent(w, kw, strides[1], dilation[1], padding[1], padding[3])
-    source = _pad(data, padding, 0.0)
+    outer, kh, kw, block = static_shape(weight)
+    n, _, h, w, _ = static_shape(data)
+    oh = output_extent(h, kh, strides[0], dilation[0], padding[0], padding[2])
+    ow = output_extent(w, kw, strides[1], dilation[1], padding[1], padding[3])
+    source = pad_spatial(data, padding, 0.0)
     ry = te.reduce_axis((0, kh), "kh")
     rx = te.reduce_axis((0, kw), "kw")
     return te.compute(
@@ -116,8 +118,8 @@ def depthwise_conv2d_blocked(
 
 def matmul_packed(left: te.Tensor, right: te.Tensor, *, columns: int) -> te.Tensor:
     """Matrix product with a packed constant. left: [..., M, K]; right: [N/nv, K, nv]; result: [..., M, columns]."""
-    _, depth, block = _shape(right)
-    shape = _shape(left)
+    _, depth, block = static_shape(right)
+    shape = static_shape(left)
     k = te.reduce_axis((0, depth), "k")
     return te.compute(
         (*shape[:-1], columns),
@@ -132,7 +134,7 @@ def matmul_packed(left: te.Tensor, right: te.Tensor, *, columns: int) -> te.Tens
 
 def matmul_batched(left: te.Tensor, right: te.Tensor) -> te.Tensor:
     """Matrix product of two activations. left: [..., M, K]; right: [..., K, N], leading axes equal or broadcast."""
-    a, b = _shape(left), _shape(right)
+    a, b = static_shape(left), static_shape(right)
     rank = max(len(a), len(b))
     lead_a, lead_b = [1] * (rank - len(a)) + a[:-2], [1] * (rank - len(b)) + b[:-2]
     lead = [max(p, q) for p, q in zip(lead_a, lead_b, strict=True)]
@@ -164,7 +166,7 @@ def pool2d(
     count_include_pad: bool,
 ) -> te.Tensor:
     """Pooling over axes 2 and 3 of [N, C, H, W] or [N, C/b, H, W, b]; `extent` is the output's (OH, OW)."""
-    shape = _shape(data)
+    shape = static_shape(data)
     height, width = shape[2], shape[3]
     # A window of ceil mode may reach over the far edge: the pad grows by what it lacks.
     need = [(extent[i] - 1) * strides[i] + (window[i] - 1) * dilation[i] + 1 for i in range(2)]
@@ -172,7 +174,7 @@ def pool2d(
     bottom = max(padding[2], need[0] - height - top)
     right = max(padding[3], need[1] - width - left)
     empty = float(te.min_value(data.dtype).value) if kind == "max" else 0.0
-    source = _pad(data, (top, left, bottom, right), empty)
+    source = pad_spatial(data, (top, left, bottom, right), empty)
     ry = te.reduce_axis((0, window[0]), "kh")
     rx = te.reduce_axis((0, window[1]), "kw")
     combine = te.max if kind == "max" else te.sum
@@ -211,22 +213,9 @@ def pool2d(
     return te.compute(out_shape, divide, name="average", attrs={ROLE: "average"})
 
 
-def dilate(data: te.Tensor, *, strides: Sequence[int]) -> te.Tensor:
-    """`strides` - 1 zeros between neighbours of axes 2 and 3, none at the borders."""
-    shape = _shape(data)
-    spread = [(shape[2 + i] - 1) * strides[i] + 1 for i in range(2)]
-
-    def read(*index: tirx.Var) -> tirx.Expr:
-        places = [tirx.floordiv(index[2 + i], strides[i]) for i in range(2)]
-        hit = [tirx.floormod(index[2 + i], strides[i]) == 0 for i in range(2) if strides[i] > 1]
-        return tirx.if_then_else(tirx.all(*hit), data[(*index[:2], *places, *index[4:])], tirx.const(0.0, data.dtype))
-
-    return te.compute([*shape[:2], *spread, *shape[4:]], read, name="dilate")
-
-
 def block_channels(data: te.Tensor, *, lanes: int) -> te.Tensor:
     """[N, C, H, W] → [N, ceil(C/lanes), H, W, lanes], channels past C zero."""
-    n, c, h, w = _shape(data)
+    n, c, h, w = static_shape(data)
 
     def read(b: tirx.Var, co: tirx.Var, y: tirx.Var, x: tirx.Var, ci: tirx.Var) -> tirx.Expr:
         value = data[b, co * lanes + ci, y, x]
@@ -239,7 +228,7 @@ def block_channels(data: te.Tensor, *, lanes: int) -> te.Tensor:
 
 def unblock_channels(data: te.Tensor, *, channels: int) -> te.Tensor:
     """[N, ceil(C/lanes), H, W, lanes] → [N, C, H, W], the padding dropped."""
-    n, _, h, w, lanes = _shape(data)
+    n, _, h, w, lanes = static_shape(data)
     return te.compute(
         (n, channels, h, w),
         lambda b, c, y, x: data[b, tirx.floordiv(c, lanes), y, x, tirx.floormod(c, lanes)],

@@ -14,7 +14,7 @@ from tvm import relax
 
 from autofuse.lower import operators
 from autofuse.lower.arguments import tensor_args, with_tensors
-from autofuse.lower.convolutions import conv1d, conv2d, conv2d_transpose
+from autofuse.lower.convolutions import conv1d, conv1d_transpose, conv2d, conv2d_transpose
 from autofuse.lower.following import (
     ELEMENTWISE,
     adaptive_avg_pool2d,
@@ -28,6 +28,7 @@ from autofuse.lower.following import (
     strided_slice,
 )
 from autofuse.lower.lowering import Lowering, as_numpy, dtype_of, shape_of
+from autofuse.lower.normalizations import group_norm
 from autofuse.lower.values import PLAIN, Value, pack_matmul
 
 Rule = Callable[[Lowering, Any, str], "Value | tuple[Value, ...] | None"]
@@ -191,8 +192,10 @@ def _pool2d(state: Lowering, call: Any, hint: str) -> Value | None:
 
 _RULES: dict[str, Rule] = {
     "nn.conv1d": conv1d,
+    "nn.conv1d_transpose": conv1d_transpose,
     "nn.conv2d": conv2d,
     "nn.conv2d_transpose": conv2d_transpose,
+    "nn.group_norm": group_norm,
     "matmul": _matmul,
     "nn.max_pool2d": _pool2d,
     "nn.avg_pool2d": _pool2d,
@@ -200,6 +203,7 @@ _RULES: dict[str, Rule] = {
     "mean": spatial_reduction,
     "sum": spatial_reduction,
     "max": spatial_reduction,
+    "variance": spatial_reduction,
     "concat": concat,
     "strided_slice": strided_slice,
     "split": split,

@@ -21,7 +21,8 @@ class Value:
     """`forms` maps a layout's name to the Relax expression that holds the value in it; `layout` is where it was made.
 
     `array` is set for constants (numpy, logical layout). `padding` bounds the magnitude of what the lanes past the last
-    channel hold in the blocked form; it means nothing where the lanes divide the channels.
+    channel hold in the blocked form; it means nothing where the lanes divide the channels. `wide` is the value with a
+    height of one of which a one-dimensional value is a reshape: emitted when somebody asks for it.
     """
 
     shape: tuple[int, ...]
@@ -30,6 +31,7 @@ class Value:
     forms: dict[str, Any] = field(default_factory=dict)
     array: NDArray[Any] | None = None
     padding: float = 0.0
+    wide: Value | None = None
 
     @property
     def constant(self) -> bool:

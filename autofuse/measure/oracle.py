@@ -143,6 +143,8 @@ def _conv2d(op: Operator, operands: list[Array]) -> Array:
         kernel = weight.transpose(0, 3, 1, 2).reshape(-1, *weight.shape[1:3])
         return _taps(data, kernel.shape[1:], strides, dilation, padding, 0.0,
                      lambda total, x, i, j: total + x * kernel[None, :, i, j, None, None])  # fmt: skip
+    if variant == "grouped":
+        return _grouped(op, data, weight)
     if variant != "blocked":
         raise NotEvaluated(f"{op.name}: convolution of variant {variant!r}")
     # [OC/b, IC/i, KH, KW, i, b], IC a group's
@@ -160,6 +162,72 @@ def _conv2d(op: Operator, operands: list[Array]) -> Array:
 
         parts.append(_taps(part, kernel.shape[2:], strides, dilation, padding, 0.0, add))
     return np.concatenate(parts, axis=1)
+
+
+def _grouped(op: Operator, data: Array, weight: Array) -> Array:
+    """Weights [OC/b, R, KH, KW, b]: R channels of a lane's own group, or of all groups of its block."""
+    inputs, outputs = _ints(op, "channels")
+    count, block, depth = cast(int, op.attrs["groups"]), weight.shape[-1], weight.shape[1]
+    parts = []
+    for channel in range(count * outputs):
+        first = channel // outputs * inputs
+        start = 0 if depth == inputs else first - channel // block * block // outputs * inputs
+        kernel = weight[channel // block, start : start + inputs, :, :, channel % block]
+
+        def add(total: Any, x: Array, i: int, j: int, kernel: Array = kernel) -> Any:
+            return total + np.einsum("nchw,c->nhw", x, kernel[:, i, j])[:, None]
+
+        group = data[:, first : first + inputs]
+        parts.append(
+            _taps(group, kernel.shape[1:], _ints(op, "strides"), _ints(op, "dilation"), _ints(op, "padding"), 0.0, add)
+        )
+    return np.concatenate(parts, axis=1)
+
+
+def _conv2d_transpose(op: Operator, operands: list[Array]) -> Array:
+    """By its definition: every element of the data is spread over the results that its taps reach."""
+    data, weight = operands
+    kernel, strides, padding = _ints(op, "kernel"), _ints(op, "strides"), _ints(op, "padding")
+    height, width = _ints(op, "out")
+    depthwise = op.attrs.get("variant") == "depthwise"
+    if depthwise:  # [C/b, sh, sw, th, tw, b]
+        taps, groups = weight.transpose(0, 5, 1, 2, 3, 4).reshape(-1, 1, *weight.shape[1:5]), data.shape[1]
+    else:  # [OC/b, IC/b, sh, sw, th, tw, b, b]
+        taps, groups = weight.transpose(0, 7, 1, 6, 2, 3, 4, 5), cast(int, op.attrs.get("groups", 1))
+        taps = taps.reshape(taps.shape[0] * taps.shape[1], -1, *taps.shape[4:])
+    n, channels, rows, columns = data.shape
+    data = data.reshape(n, groups, -1, rows, columns)
+    taps = taps.reshape(groups, -1, *taps.shape[1:])
+    if channels != groups * taps.shape[2]:
+        raise NotEvaluated(f"{op.name}: {channels} channels for weights of {taps.shape[2]} in {groups} groups")
+    reach = [max((e - 1) * s + k, p + o) for e, s, k, p, o in
+             zip((rows, columns), strides, kernel, padding, (height, width), strict=False)]  # fmt: skip
+    total = np.zeros((n, groups, taps.shape[1], *reach))
+    for i in range(kernel[0]):
+        for j in range(kernel[1]):
+            # The phase that sees this element of the kernel, and which of its taps it is: the last one comes first.
+            phase = [(k - p) % s for k, p, s in zip((i, j), padding, strides, strict=False)]
+            at = [taps.shape[5 + a] - 1 - k // strides[a] for a, k in enumerate((i, j))]
+            part = np.einsum("ngihw,goi->ngohw", data, taps[:, :, :, phase[0], phase[1], at[0], at[1]])
+            total[:, :, :, i : i + (rows - 1) * strides[0] + 1 : strides[0],
+                  j : j + (columns - 1) * strides[1] + 1 : strides[1]] += part  # fmt: skip
+    total = total.reshape(n, -1, *reach)
+    return total[:, :, padding[0] : padding[0] + height, padding[1] : padding[1] + width].astype("float32")
+
+
+def _group_norm(op: Operator, operands: list[Array]) -> Array:
+    data, scale, bias = operands
+    rows = data.astype("float64").reshape(data.shape[0], _ints(op, "groups")[0], -1)
+    off = rows - rows.mean(2, keepdims=True)
+    off = off / np.sqrt(off.var(2, keepdims=True) + _number_of(op, "epsilon"))
+    return cast(Array, (off.reshape(data.shape) * scale + bias).astype("float32"))
+
+
+def _number_of(op: Operator, name: str) -> float:
+    value = op.attrs.get(name)
+    if not isinstance(value, int | float):
+        raise NotEvaluated(f"{op.name} ({op.kind}) has no {name}")
+    return float(value)
 
 
 def _taps(
@@ -302,6 +370,8 @@ def _reshape(op: Operator, operands: list[Array]) -> Array:
 
 _KINDS: Mapping[str, Callable[[Operator, list[Array]], Array]] = {
     "nn.conv2d": _conv2d,
+    "nn.conv2d_transpose": _conv2d_transpose,
+    "nn.group_norm": _group_norm,
     "nn.max_pool2d": _max_pool,
     "nn.avg_pool2d": _avg_pool,
     "matmul": _matmul,
@@ -343,4 +413,7 @@ _BY_CHANNEL = frozenset(
 )  # fmt: skip
 
 # Operators whose operands are tensors alone, and whose form keeps attributes apart.
-_WITH_ATTRS = frozenset({"nn.conv2d", "nn.max_pool2d", "nn.avg_pool2d", "matmul", "layout_change", "concat"})
+_WITH_ATTRS = frozenset({
+    "nn.conv2d", "nn.conv2d_transpose", "nn.group_norm", "nn.max_pool2d", "nn.avg_pool2d", "matmul", "layout_change",
+    "concat",
+})  # fmt: skip

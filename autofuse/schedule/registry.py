@@ -24,11 +24,14 @@ def _families(kind: str) -> tuple[ScheduleFamily, ...]:
     from autofuse.schedule.cpu.conv_pool import ConvPoolFamily
     from autofuse.schedule.cpu.depthwise import DepthwiseFamily
     from autofuse.schedule.cpu.elementwise import ElementwiseFamily
+    from autofuse.schedule.cpu.group_norm import GroupNormFamily
+    from autofuse.schedule.cpu.grouped import GroupedFamily
     from autofuse.schedule.cpu.matmul import MatmulFamily
     from autofuse.schedule.cpu.plain import PlainFamily
     from autofuse.schedule.cpu.pool import PoolFamily
     from autofuse.schedule.cpu.rows import RowsFamily
     from autofuse.schedule.cpu.staged import StagedFamily
+    from autofuse.schedule.cpu.transposed import TransposedFamily
     from autofuse.schedule.cpu.view import ViewFamily
     from autofuse.schedule.cpu.winograd import WinogradFamily
 
@@ -38,7 +41,10 @@ def _families(kind: str) -> tuple[ScheduleFamily, ...]:
         Conv2dFamily(),
         WinogradFamily(),
         DepthwiseFamily(),
+        GroupedFamily(),
+        TransposedFamily(),
         PoolFamily(),
+        GroupNormFamily(),
         MatmulFamily(),
         RowsFamily(),
         StagedFamily(),

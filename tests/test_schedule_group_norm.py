@@ -1,0 +1,86 @@
+"""Group normalisation in channel blocks: any shape, with work around it, is right; what does not fit is taken apart."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from frontend_graphs import model, node, weights
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from lowered_graphs import lowered_like_onnxruntime, steps
+from schedule_harness import HARDWARE, Sketch
+from test_schedule_conv import EPILOGUES, epilogue, run_some, start
+from window_layers import normalised
+
+from autofuse.schedule.cpu.group_norm import GroupNormFamily
+
+FEW = settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+@FEW
+@given(
+    channels=st.sampled_from([(8, 1), (16, 2), (32, 2), (24, 3), (32, 1)]), n=st.sampled_from([1, 1, 2]),
+    h=st.sampled_from([1, 3, 8]), w=st.sampled_from([1, 2, 7, 8, 13, 17]),
+    prologue=st.sampled_from(["", "relu", "sigmoid"]), after=st.sampled_from(EPILOGUES), pick=st.integers(0, 3),
+)  # fmt: skip
+def test_group_norm_is_right_on_any_shape(
+    channels: tuple[int, int], n: int, h: int, w: int, prologue: str, after: str, pick: int
+) -> None:
+    count, groups = channels
+    sketch = Sketch(pick)
+    data, values = start(sketch, (n, count, h, w), prologue)
+    result = normalised(sketch, data, values, groups)
+    run_some(sketch.finish(*epilogue(sketch, result, after)), GroupNormFamily(), pick)
+
+
+def test_every_configuration_is_right() -> None:
+    """With what is computed before it, and its result in another layout behind it."""
+    sketch = Sketch()
+    data, values = start(sketch, (2, 32, 5, 13), "sigmoid")
+    last = sketch.unblock(sketch.relu(normalised(sketch, data, values, 2)), 32)
+    case = sketch.finish(last)
+    case.check(GroupNormFamily(), GroupNormFamily().configs(case.group, HARDWARE))
+
+
+def test_values_far_from_zero_keep_their_digits() -> None:
+    """The variance is that of the distances from the mean, not a difference of large squares."""
+    sketch = Sketch()
+    values = sketch.uniform((1, 16, 6, 6)) + 1000
+    n, c, h, w = values.shape
+    data = sketch.source((), array=values.reshape(n, c // 8, 8, h, w).transpose(0, 1, 3, 4, 2))
+    case = sketch.finish(normalised(sketch, data, values, 2))
+    case.check(GroupNormFamily(), GroupNormFamily().configs(case.group, HARDWARE)[:1], tolerance=1e-3)
+
+
+def lowered_norm(channels: int, groups: int, rank: int = 4) -> list[tuple[str, str]]:
+    """The lowered operators of a convolution, a group normalisation and a sigmoid, checked against ONNX Runtime."""
+    spatial = [6, 5, 4][: rank - 2]
+    source = model(
+        [
+            node("Conv", ["x", "w"], ["a"]),
+            node("GroupNormalization", ["a", "g", "b"], ["n"], num_groups=groups),
+            node("Sigmoid", ["n"], ["y"]),
+        ],
+        {"x": [2, 8, *spatial]},
+        ["y"],
+        {
+            "w": weights(channels, 8, *(1,) * len(spatial)),
+            "g": np.linspace(0.5, 2, channels, dtype="float32"),
+            "b": np.linspace(-1, 1, channels, dtype="float32"),
+        },
+        opset=21,
+    )
+    return steps(lowered_like_onnxruntime(source))
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(32, 2), (32, 4), (16, 1)])
+def test_groups_of_whole_blocks_stay_in_blocks(channels: int, groups: int) -> None:
+    found = lowered_norm(channels, groups)
+    assert [kind for kind, _ in found][-4:] == ["nn.conv2d", "nn.group_norm", "sigmoid", "layout_change"]
+
+
+@pytest.mark.parametrize(("channels", "groups", "rank"), [(12, 3, 4), (16, 4, 4), (16, 2, 3)])
+def test_other_groups_are_taken_apart(channels: int, groups: int, rank: int) -> None:
+    """Into operators that have schedules."""
+    found = [kind for kind, _ in lowered_norm(channels, groups, rank)]
+    assert "nn.group_norm" not in found and "variance" in found
