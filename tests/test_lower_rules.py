@@ -120,6 +120,38 @@ def test_transposed_convolutions_have_blocked_channels(channels: int, attributes
     assert (kind, BLOCKED) in steps(lowered_like_onnxruntime(source))
 
 
+@pytest.mark.parametrize(("size", "step", "apart"), [([12, 15], 3, True), ([9, 11], 2, True), ([7, 7], 6, False)])
+def test_dilated_convolutions_are_taken_apart_where_images_are_large(size: list[int], step: int, apart: bool) -> None:
+    source = model(
+        [conv("w", "x", "y", dilations=[step, step], pads=[step] * 4)],
+        {"x": [2, 32, *size]},
+        ["y"],
+        {"w": weights(40, 32, 3, 3)},
+    )
+    found = [kind for kind, _ in steps(lowered_like_onnxruntime(source))]
+    assert ("space_to_batch" in found, "batch_to_space" in found) == (apart, apart)
+
+
+@pytest.mark.parametrize("groups", [1, 12])
+def test_chains_of_one_dimensional_operators_stay_in_blocks(groups: int) -> None:
+    source = model(
+        [
+            node("Conv", ["x", "w"], ["a"], pads=[1, 1], group=groups, name="first"),
+            node("Add", ["a", "b"], ["c"]),
+            node("Relu", ["c"], ["d"]),
+            node("ConvTranspose", ["d", "v"], ["e"], strides=[2], pads=[1, 1], name="second"),
+            node("Sigmoid", ["e"], ["f"]),
+            node("Mul", ["e", "f"], ["y"]),
+        ],
+        {"x": [2, 12, 15]},
+        ["y"],
+        {"w": weights(12, 12 // groups, 3), "b": weights(12, 1), "v": weights(12, 20, 4)},
+    )
+    found = steps(lowered_like_onnxruntime(source))
+    assert [kind for kind, _ in found].count("layout_change") == 2
+    assert ("nn.conv2d_transpose", BLOCKED) in found
+
+
 @pytest.mark.parametrize(("channels", "outputs", "groups"), [(16, 16, 16), (16, 32, 2), (12, 12, 3)])
 def test_transposed_convolutions_in_groups_have_blocked_channels(channels: int, outputs: int, groups: int) -> None:
     source = model(

@@ -175,6 +175,33 @@ def test_transposed_convolutions(channels: int, outputs: int, groups: int, attri
     )
 
 
+@pytest.mark.parametrize(("size", "step"), [((12, 15), 3), ((9, 11), 2)])
+def test_dilated_convolutions(size: tuple[int, int], step: int) -> None:
+    """Those that are taken apart into an image for each phase."""
+    same_as_onnxruntime(
+        model(
+            [node("Conv", ["x", "w"], ["y"], dilations=[step, step], pads=[step] * 4)],
+            {"x": [2, 32, *size]},
+            ["y"],
+            {"w": weights(40, 32, 3, 3)},
+        )
+    )
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_group_normalisation(groups: int) -> None:
+    """In blocks, behind a convolution."""
+    same_as_onnxruntime(
+        model(
+            [node("Conv", ["x", "w"], ["a"]), node("GroupNormalization", ["a", "g", "b"], ["y"], num_groups=groups)],
+            {"x": [2, 8, 5, 6]},
+            ["y"],
+            {"w": weights(32, 8, 1, 1), "g": np.linspace(0.5, 2, 32, dtype="float32"), "b": weights(32)},
+            opset=21,
+        )
+    )
+
+
 def test_unknown_operators_are_named() -> None:
     analysed = analysed_model(model([node("Relu", ["x"], ["y"])], {"x": [1, 8, 4, 4]}, ["y"]))
     (op, *rest) = analysed.graph.operators

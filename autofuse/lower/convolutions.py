@@ -22,6 +22,11 @@ from autofuse.lower.values import PLAIN, Value, pack_conv2d, pack_depthwise
 _MERGED = 16
 # How many times as long a multiply-add takes whose data is not shared by several blocks of results.
 _ALONE = 1.2
+# Dilated convolutions are taken apart from so many blocks of channels on, and rows and columns of an image, up to so
+# many times the results.
+_WIDE = 4
+_SMALL_IMAGE = 4
+_MORE_RESULTS = 1.3
 
 Geometry = Mapping[str, list[int]]
 
@@ -33,7 +38,61 @@ def conv2d(state: Lowering, call: Any, hint: str) -> Value | None:
     if attrs.data_layout != "NCHW" or attrs.kernel_layout != "OIHW" or not weight.constant or data.dtype != "float32":
         return None
     geometry = {name: [int(e) for e in getattr(attrs, name)] for name in ("strides", "padding", "dilation")}
+    if int(attrs.groups) == 1 and _apart(data.shape, weight.shape, geometry, state.lanes):
+        return _dilated(state, data, weight, call.args[1], geometry, shape_of(call), hint)
     return _convolve(state, data, weight, call.args[1], int(attrs.groups), geometry, shape_of(call), hint)
+
+
+def _apart(data: tuple[int, ...], weight: tuple[int, ...], geometry: Geometry, lanes: int) -> bool:
+    """Whether a dilated convolution is better one of the images that its taps see, one for each phase.
+
+    Those are dense 3×3 convolutions, which Winograd's algorithm takes; the rows and columns that the dilation does not
+    divide must not cost what it saves.
+    """
+    step = geometry["dilation"][0]
+    same = geometry["dilation"] == [step, step] and geometry["padding"] == [step] * 4
+    if step == 1 or not same or weight[2:] != (3, 3) or geometry["strides"] != [1, 1]:
+        return False
+    rows, columns = (-(-extent // step) for extent in data[2:])
+    work = rows * columns * step * step / (data[2] * data[3])
+    return min(weight[:2]) >= _WIDE * lanes and min(rows, columns) >= _SMALL_IMAGE and work <= _MORE_RESULTS
+
+
+def _dilated(
+    state: Lowering, data: Value, weight: Value, source: Any, geometry: Geometry, shape: tuple[int, ...], hint: str
+) -> Value | None:
+    """The images apart, convolved, and together again."""
+    step = geometry["dilation"][0]
+    n, c, h, w = data.shape
+    rows, columns = -(-h // step), -(-w // step)
+    images = state.emit_te(
+        "space_to_batch",
+        lambda x: window_operators.space_to_batch(x, step=step),
+        [(data, state.blocked)],
+        [state.in_blocks(data)],
+        shape=(n * step * step, c, rows, columns),
+        dtype=data.dtype,
+        layout=state.blocked,
+        attrs={"step": step},
+        hint=f"{hint}_apart",
+    )
+    images.padding = data.padding
+    dense = {"strides": [1, 1], "padding": [1] * 4, "dilation": [1, 1]}
+    inner = (n * step * step, shape[1], rows, columns)
+    made = _convolve(state, images, weight, source, 1, dense, inner, hint)
+    if made is None:
+        return None
+    return state.emit_te(
+        "batch_to_space",
+        lambda x: window_operators.batch_to_space(x, step=step, extent=shape[2:]),
+        [(made, state.blocked)],
+        [state.in_blocks(made)],
+        shape=shape,
+        dtype=data.dtype,
+        layout=state.blocked,
+        attrs={"step": step},
+        hint=f"{hint}_together",
+    )
 
 
 def conv1d(state: Lowering, call: Any, hint: str) -> Value | None:

@@ -1,4 +1,4 @@
-"""Tensor expressions of convolutions whose channels or taps do not lie in whole blocks: grouped and transposed ones.
+"""Tensor expressions of convolutions whose channels or taps do not lie in whole blocks: grouped, transposed, dilated.
 
 The layouts are those of `operators`; the packing functions give the weights in the form that the expressions read.
 """
@@ -150,3 +150,32 @@ def transposed_conv2d(
         return te.sum(value * weight[co, ic_o, py, px, ry, rx, ic_i, ci], axis=[ic_o, ry, rx, ic_i])
 
     return te.compute((n, outer, *out, block), multiply_add, name="tconv", attrs={ROLE: "tconv"})
+
+
+def space_to_batch(data: te.Tensor, *, step: int) -> te.Tensor:
+    """[N, C/b, H, W, b] → [N·step², C/b, ⌈H/step⌉, ⌈W/step⌉, b]: an image for each phase of rows and columns.
+
+    Where `step` does not divide the extents, images end with zeros.
+    """
+    n, outer, h, w, block = static_shape(data)
+    rows, columns = ceil_div(h, step), ceil_div(w, step)
+
+    def read(b: tirx.Var, co: tirx.Var, y: tirx.Var, x: tirx.Var, ci: tirx.Var) -> tirx.Expr:
+        phase = tirx.floormod(b, step * step)
+        row, column = y * step + tirx.floordiv(phase, step), x * step + tirx.floormod(phase, step)
+        value = data[tirx.floordiv(b, step * step), co, row, column, ci]
+        inside = [*([row < h] if h % step else []), *([column < w] if w % step else [])]
+        return tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, data.dtype)) if inside else value
+
+    return te.compute((n * step * step, outer, rows, columns, block), read, name="space_to_batch")
+
+
+def batch_to_space(data: te.Tensor, *, step: int, extent: Sequence[int]) -> te.Tensor:
+    """The inverse of `space_to_batch`; `extent`: rows and columns of the result."""
+    n, outer, _, _, block = static_shape(data)
+
+    def read(b: tirx.Var, co: tirx.Var, y: tirx.Var, x: tirx.Var, ci: tirx.Var) -> tirx.Expr:
+        image = (b * step + tirx.floormod(y, step)) * step + tirx.floormod(x, step)
+        return data[image, co, tirx.floordiv(y, step), tirx.floordiv(x, step), ci]
+
+    return te.compute((n // (step * step), outer, *extent, block), read, name="batch_to_space")

@@ -215,6 +215,25 @@ def _conv2d_transpose(op: Operator, operands: list[Array]) -> Array:
     return total[:, :, padding[0] : padding[0] + height, padding[1] : padding[1] + width].astype("float32")
 
 
+def _space_to_batch(op: Operator, operands: list[Array]) -> Array:
+    """An image for each phase of rows and columns, phases of columns in a row."""
+    (step,) = _ints(op, "step")
+    (data,) = operands
+    n, c, h, w = data.shape
+    rows, columns = -(-h // step), -(-w // step)
+    whole = np.pad(data, ((0, 0), (0, 0), (0, rows * step - h), (0, columns * step - w)))
+    return whole.reshape(n, c, rows, step, columns, step).transpose(0, 3, 5, 1, 2, 4).reshape(-1, c, rows, columns)
+
+
+def _batch_to_space(op: Operator, operands: list[Array]) -> Array:
+    (step,) = _ints(op, "step")
+    (data,) = operands
+    _, c, rows, columns = data.shape
+    whole = data.reshape(-1, step, step, c, rows, columns).transpose(0, 3, 4, 1, 5, 2)
+    height, width = _logical(op)[2:]
+    return whole.reshape(-1, c, rows * step, columns * step)[:, :, :height, :width]
+
+
 def _group_norm(op: Operator, operands: list[Array]) -> Array:
     data, scale, bias = operands
     rows = data.astype("float64").reshape(data.shape[0], _ints(op, "groups")[0], -1)
@@ -372,6 +391,8 @@ _KINDS: Mapping[str, Callable[[Operator, list[Array]], Array]] = {
     "nn.conv2d": _conv2d,
     "nn.conv2d_transpose": _conv2d_transpose,
     "nn.group_norm": _group_norm,
+    "space_to_batch": _space_to_batch,
+    "batch_to_space": _batch_to_space,
     "nn.max_pool2d": _max_pool,
     "nn.avg_pool2d": _avg_pool,
     "matmul": _matmul,
@@ -415,5 +436,5 @@ _BY_CHANNEL = frozenset(
 # Operators whose operands are tensors alone, and whose form keeps attributes apart.
 _WITH_ATTRS = frozenset({
     "nn.conv2d", "nn.conv2d_transpose", "nn.group_norm", "nn.max_pool2d", "nn.avg_pool2d", "matmul", "layout_change",
-    "concat",
+    "concat", "space_to_batch", "batch_to_space",
 })  # fmt: skip
