@@ -31,7 +31,11 @@ def network() -> onnx.ModelProto:
         node("Relu", ["a"], ["b"]),
         node("Conv", ["b", "w4"], ["b2"], pads=[1, 1, 1, 1]),
         node("MaxPool", ["b2"], ["c"], kernel_shape=[2, 2], strides=[2, 2]),
-        node("Conv", ["c", "w1"], ["d"], pads=[1, 1, 1, 1], group=16),
+        node("Conv", ["c", "w5"], ["c1"], pads=[1, 1, 1, 1], group=4),
+        node("GroupNormalization", ["c1", "scale", "shift"], ["c2"], num_groups=2),
+        node("ConvTranspose", ["c2", "w6"], ["c3"], strides=[2, 2]),
+        node("MaxPool", ["c3"], ["c4"], kernel_shape=[2, 2], strides=[2, 2]),
+        node("Conv", ["c4", "w1"], ["d"], pads=[1, 1, 1, 1], group=16),
         node("GlobalAveragePool", ["d"], ["e"]),
         node("Conv", ["e", "w2"], ["f"]),
         node("Sigmoid", ["f"], ["g"]),
@@ -54,6 +58,10 @@ def network() -> onnx.ModelProto:
         weight("w2", 16, 16, 1, 1),
         weight("w3", 36, 40),
         weight("w4", 16, 16, 3, 3),
+        weight("w5", 16, 4, 3, 3),
+        weight("w6", 16, 16, 2, 2),
+        weight("scale", 2),
+        weight("shift", 2),
         weight("gamma", 36),
         weight("beta", 36),
         numpy_helper.from_array(np.array([16, 36]), "rows"),
@@ -66,7 +74,7 @@ def network() -> onnx.ModelProto:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [640])],
         initialisers,
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
 
 
 @pytest.fixture(scope="module")
