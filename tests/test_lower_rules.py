@@ -77,7 +77,7 @@ def test_chains_of_convolutions_stay_in_blocks_at_every_vector_width(lanes: int)
         (6, 12, 6, 6),
         (24, 24, 2, 2),  # a block between two groups reads both
         (20, 20, 5, 5),
-        (12, 12, 2, 1),  # nothing fits but all groups together
+        (12, 8, 2, 1),  # nothing fits but all groups together
         (34, 34, 17, 17),
     ],
 )

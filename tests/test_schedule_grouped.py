@@ -12,7 +12,7 @@ from window_layers import grouped
 from autofuse.lower.geometry import channel_ranges, shuffled
 from autofuse.schedule.cpu.grouped import GroupedFamily, layer_of
 
-FEW = settings(max_examples=14, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 # (inputs, outputs) of a group, groups: rearranged within a vector, from parts of one, from two; broadcast.
 CHANNELS = (
     (4, 4, 8), (2, 2, 8), (4, 4, 3), (1, 2, 16), (2, 4, 6), (8, 4, 4), (3, 3, 5), (12, 12, 4), (5, 7, 3), (20, 20, 2)
