@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from autofuse.lower import operators, window_operators
 from autofuse.lower.following import reshape
+from autofuse.lower.geometry import channel_ranges, shuffled
 from autofuse.lower.lowering import Lowering, as_numpy, shape_of
 from autofuse.lower.values import PLAIN, Value, pack_conv2d, pack_depthwise
 
@@ -241,17 +242,19 @@ def _convolve(
         )
     merged = merged_groups(groups, channels // groups, outputs // groups, lanes)
     if own_channels(groups, channels // groups, outputs // groups, lanes, merged):
-        described = {"channels": [channels // groups, outputs // groups], "groups": groups}
+        described: dict[str, Any] = {
+            **geometry, "channels": [channels // groups, outputs // groups], "groups": groups
+        }  # fmt: skip
         packed = state.packed(source, f"grouped {how}", lambda: window_operators.pack_grouped(array, groups, lanes))
         return state.emit_te(
             "nn.conv2d",
-            lambda x, w: window_operators.grouped_conv2d(x, w, **geometry, **described),
+            lambda x, w: window_operators.grouped_conv2d(x, w, **described),
             [(data, state.blocked), (weight, "packed")],
             [state.in_blocks(data), packed.forms[PLAIN]],
             shape=shape,
             dtype=data.dtype,
             layout=state.blocked,
-            attrs={**geometry, **described, "kernel": list(weight.shape[2:]), "variant": "grouped"},
+            attrs={**described, "kernel": list(weight.shape[2:]), "variant": "grouped"},
             hint=hint,
         )
     if merged is None:
@@ -305,9 +308,9 @@ def own_channels(groups: int, channels: int, outputs: int, lanes: int, merged: i
     """Whether each block of results is better computed from its own groups' channels than from merged groups."""
     if groups == 1 or merged == 1:
         return False
-    if window_operators.shuffled(channels, outputs, groups, lanes) or merged is None:
+    if shuffled(channels, outputs, groups, lanes) or merged is None:
         return True
-    ranges = window_operators.channel_ranges(channels, outputs, groups, lanes)
+    ranges = channel_ranges(channels, outputs, groups, lanes)
     own = sum(last - first for first, last in ranges) / len(ranges)
     return own * _ALONE < merged * channels
 

@@ -46,7 +46,7 @@ def _taken_apart(
 ) -> Value | None:
     """(x - mean) / deviation over rows of [N, groups, the rest], then scale and bias in the data's shape."""
     rows = reshape(state, data, (data.shape[0], groups, int(np.prod(data.shape[1:])) // groups), hint)
-    small = state.constant(np.float32(epsilon).reshape(()))
+    small = state.constant(np.array(epsilon, "float32"))
     column = (1, -1, *(1,) * (len(data.shape) - 2))
 
     def emit(make: Any, *values: Value | None, axes: list[int] | None = None) -> Value | None:
