@@ -372,7 +372,7 @@ def page(raws: Sequence[Raw]) -> str:
         " they differ by less than the machine does between longer ones. `greedy` is TVM's own partition (FuseOps),"
         " `none` leaves every operator alone, `interval` is a DP over intervals of one order; all have the schedules"
         " and the costs of `dp`. `tvm-greedy` is TVM's default pipeline. Weights are random, so are inputs. Compile"
-        " times are those of a process that compiled a tiny model before, from the model's name to the executable;"
+        " times are those of a process that compiled a tiny model before, from the model's name to the saved file;"
         " under dp and greedy the median of several compiles.",
         "## Batch 1",
         "### Latency",
