@@ -374,6 +374,7 @@ def generate(
     description = {
         "model": prepared.name,
         "target": analysed.target.text,
+        "triple": analysed.target.triple,
         "features": list(analysed.target.features),
         "threads": analysed.target.threads,
         "tvm": str(tvm.__version__),

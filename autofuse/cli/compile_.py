@@ -24,6 +24,8 @@ def command(model: str, output: str | None, save_plan: str | None, as_json: bool
     arguments = compile_arguments(given)
     import autofuse
 
+    if output is not None:
+        _check_linker(arguments)
     with status(f"compiling {model}") as tell:
         executable = autofuse.compile(model, progress=tell, **arguments)
         if output is not None:
@@ -53,6 +55,14 @@ def command(model: str, output: str | None, save_plan: str | None, as_json: bool
     )
     if output:
         click.echo(f"wrote {output}")
+
+
+def _check_linker(arguments: dict[str, Any]) -> None:
+    """A missing linker is said before the work, not after it."""
+    from autofuse.codegen.link import linker_command
+    from autofuse.target import resolve
+
+    linker_command(resolve(arguments["target"], arguments["threads"]).triple)
 
 
 def summary(description: dict[str, Any], output: str | None) -> dict[str, Any]:

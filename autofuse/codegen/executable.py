@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autofuse.codegen.link import linker
 from autofuse.codegen.package import copy_package, read_package, write_package
 from autofuse.codegen.threads import configure_threads
 from autofuse.errors import InputError, ModelError, TargetError
+from autofuse.target.architecture import architecture_of, architecture_of_file
 from autofuse.target.registry import missing_features
 
 #: Compiled code loads vectors from addresses that are multiples of this many bytes.
@@ -117,20 +119,28 @@ class Executable:
         self._state().machine.set_instrument(forward)
 
     def save(self, path: str | Path) -> None:
-        """Write one file that `autofuse.load` reads. Raises ModelError when it cannot be written."""
+        """Write one file that `autofuse.load` reads, here or on a machine of the target's architecture.
+
+        Raises ModelError when it cannot be written, TargetError when there is no linker for that architecture.
+        """
         _check_path(path)
         if self._path is not None:
             copy_package(self._path, Path(path))
             return
         with tempfile.TemporaryDirectory() as folder:
             library = Path(folder) / "model.so"
-            self.library.export_library(str(library))
+            self.library.export_library(str(library), fcompile=linker(self._triple))
             write_package(Path(path), library, map(np.from_dlpack, self.weights), self.description)
+
+    @property
+    def _triple(self) -> str:
+        return str(self.description.get("triple", ""))
 
     def _state(self) -> _State:
         state: _State | None = getattr(self._local, "state", None)
         if state is not None:
             return state
+        _check_machine(self.name, architecture_of(self._triple), self.description)
         import tvm
         from tvm import relax
 
@@ -204,19 +214,28 @@ def _check_path(path: object) -> None:
         raise ModelError(f"{path!r} ({type(path).__name__}) is no path of a compiled model: give a text or a Path")
 
 
+def _check_machine(what: str, architecture: str, description: dict[str, Any]) -> None:
+    """TargetError where code for `architecture` ("" unknown) and the features of `description` would not run here."""
+    here = architecture_of()
+    if architecture not in ("", here):
+        raise TargetError(f"{what} was made for {architecture}, this machine is {here}: run it there, or compile for here")
+    lacking = missing_features(description.get("features", []))
+    if lacking:
+        raise TargetError(
+            f"{what} was compiled for {description['target']}: this CPU lacks {', '.join(lacking)};"
+            " compile the model again on this machine"
+        )
+
+
 def load(path: str | Path) -> Executable:
     """Load a file that `Executable.save` or `autofuse compile` wrote.
 
-    Raises ModelError when it is no such file, TargetError when this CPU lacks instructions that its code uses.
+    Raises ModelError when it is no such file, TargetError when it was made for another architecture or this CPU lacks
+    instructions that its code uses.
     """
     _check_path(path)
     package = read_package(path)
-    lacking = missing_features(package.description.get("features", []))
-    if lacking:
-        raise TargetError(
-            f"{path} was compiled for {package.description['target']}: this CPU lacks {', '.join(lacking)};"
-            " compile the model again on this machine"
-        )
+    _check_machine(str(path), architecture_of_file(package.path), package.description)
     import tvm  # noqa: F401 (registers the loader)
     import tvm_ffi
 

@@ -9,6 +9,7 @@ from typing import Any
 import tvm
 
 from autofuse.codegen.digest import tir_digest
+from autofuse.codegen.link import linker
 from autofuse.measure.child import Handler
 
 
@@ -24,10 +25,11 @@ def factory(*setup: str) -> Handler:
         if tir_digest(module[request["function"]]) != request["tir_digest"]:
             raise ValueError("the scheduled code does not survive its text form")
         with tvm.transform.PassContext(opt_level=3, config=request["options"]):
-            built = tvm.compile(module, target=tvm.target.Target(request["target"]))
+            target = tvm.target.Target(request["target"])
+            built = tvm.compile(module, target=target)
         # The name must end in .so: the linker is told by it what to make.
         temporary = library.with_name(f"partial-{library.name}")
-        built.export_library(str(temporary))
+        built.export_library(str(temporary), fcompile=linker(str(target.attrs.get("mtriple", ""))))
         temporary.replace(library)
         return {}
 

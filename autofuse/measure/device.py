@@ -18,6 +18,7 @@ from typing import Any
 import tvm
 from tvm import rpc
 
+from autofuse.codegen.link import linker
 from autofuse.measure.child import Handler
 from autofuse.measure.jobs import MeasureJob
 from autofuse.measure.references import FILL, NAMES, compile_references, reference_arrays
@@ -53,7 +54,8 @@ def _references(target: str) -> bytes:
     """The library of the reference kernels for a target, in TVM's words as JSON."""
     with tempfile.TemporaryDirectory(prefix="autofuse-") as folder:
         library = Path(folder) / "references.so"
-        compile_references(json.loads(target)).export_library(str(library))
+        triple = str(json.loads(target).get("mtriple", ""))
+        compile_references(json.loads(target)).export_library(str(library), fcompile=linker(triple))
         return library.read_bytes()
 
 
