@@ -42,7 +42,9 @@ def target() -> Any:
 class LoweredGroup:
     """`build(emit, *inputs)` gives the program's result or a list of results; `emit` binds an intermediate."""
 
-    def __init__(self, build: Callable[..., Any], shapes: Sequence[Sequence[int]], seed: int = 0) -> None:
+    def __init__(
+        self, build: Callable[..., Any], shapes: Sequence[Sequence[int]], seed: int = 0, lanes: int = HARDWARE.lanes
+    ) -> None:
         register_intrinsics()
         builder = relax.BlockBuilder()
         params = [relax.Var(f"x{i}", relax.TensorType(list(s), "float32")) for i, s in enumerate(shapes)]
@@ -53,7 +55,7 @@ class LoweredGroup:
                     result = relax.Tuple([builder.emit(r) if isinstance(r, relax.Call) else r for r in result])
                 output = builder.emit_output(result)
             builder.emit_func_output(output)
-        lowered = lower(prepare(builder.get()), HARDWARE.lanes)
+        lowered = lower(prepare(builder.get()), lanes)
         built = build_graph(lowered.module, "case")
         bound = {b.var: b.value for b in lowered.module["main"].body.blocks[0].bindings}
         self.graph, self.values = built.graph, built.values

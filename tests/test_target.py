@@ -156,6 +156,7 @@ def test_foreign_architecture_is_described_but_is_not_the_host() -> None:
         ("llvm -num-cores=-2", "1 or more"),
         ("llvm -mattr=avx2", "+ or -"),
         ("llvm -mtriple=mips-unknown-linux", "aarch64-linux-gnu"),
+        ("llvm -mtriple=arm64-apple-darwin", "not of Linux"),
         ('{"kind": "llvm"', "JSON"),
         ('{"mcpu": "znver3"}', "llvm"),
     ],
@@ -277,6 +278,7 @@ def test_defaults_scale_with_the_instruction_set() -> None:
     narrow, wide = (
         default_hardware(Target(features=f), HostCpu(frequency_hz=3e9)) for f in (("sse2",), ("avx2", "fma"))
     )
-    assert wide.fma_per_second == 2 * narrow.fma_per_second == 2 * 8 * 3e9
+    assert wide.fma_per_second == 4 * narrow.fma_per_second == 2 * 8 * 3e9  # half the lanes, two instructions each
+    assert wide.fused and not narrow.fused
     for hardware in (narrow, wide):
         assert hardware.l1_bandwidth >= hardware.l2_bandwidth >= hardware.l3_bandwidth

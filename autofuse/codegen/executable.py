@@ -218,7 +218,9 @@ def _check_machine(what: str, architecture: str, description: dict[str, Any]) ->
     """TargetError where code for `architecture` ("" unknown) and the features of `description` would not run here."""
     here = architecture_of()
     if architecture not in ("", here):
-        raise TargetError(f"{what} was made for {architecture}, this machine is {here}: run it there, or compile for here")
+        raise TargetError(
+            f"{what} was made for {architecture}, this machine is {here}: run it there, or compile for here"
+        )
     lacking = missing_features(description.get("features", []))
     if lacking:
         raise TargetError(

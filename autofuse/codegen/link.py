@@ -41,7 +41,9 @@ def linker_command(triple: str = "") -> list[str]:
         if found := shutil.which(name):
             return [found, "-shared", "-m", _EMULATIONS[wanted]]
     package = f"gcc-{_PACKAGES.get(wanted, wanted)}-linux-gnu"
-    raise TargetError(f"no linker for {wanted} is installed, which this target needs: install {package} or lld (Debian)")
+    raise TargetError(
+        f"no linker for {wanted} is installed, which this target needs: install {package} or lld (Debian)"
+    )
 
 
 def linker(triple: str = "") -> Callable[..., None]:

@@ -37,3 +37,8 @@ class Hardware:
     def lanes(self) -> int:
         """float32 lanes of a vector register."""
         return self.vector_bytes // 4
+
+    @property
+    def fused(self) -> bool:
+        """Whether a multiply-add is one instruction; else it is two, and the product needs a register."""
+        return self.isa != "sse4"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autofuse.errors import TargetError
+from autofuse.target.architecture import architecture_of
 from autofuse.target.fingerprint import HardwareRow, fingerprint
 from autofuse.target.hardware import Hardware
 from autofuse.target.host import VECTOR_UNITS, HostCpu, read_host
@@ -22,6 +23,15 @@ from autofuse.target.registry import Target, missing_features
 
 FORMAT = "autofuse-hardware"
 VERSION = 1
+
+# Bytes of L1, L2 (a core) and L3 where nothing is known but the instruction set: those of a usual machine that has it
+# (Nehalem, Zen 3, Skylake-SP, Cortex-A72; the last has no L3, which an "L3" no larger than the L2s says).
+_CACHES = {
+    "sse4": (32 << 10, 256 << 10, 8 << 20),
+    "avx2": (32 << 10, 512 << 10, 32 << 20),
+    "avx512": (32 << 10, 1 << 20, 22 << 20),
+    "neon": (32 << 10, 512 << 10, 0),
+}
 
 
 def home() -> Path:
@@ -85,17 +95,20 @@ def read_hardware(path: Path) -> Hardware:
 def default_hardware(target: Target, host: HostCpu | None = None) -> Hardware:
     """A description from instruction set, caches and cores alone, for a target that was never calibrated.
 
-    Round figures for a core with two FMA units, which a calibration replaces: 2 × lanes multiply-adds a cycle; a vector
-    and a half a cycle from L1 (two loads and a store at best), 32 bytes from L2, 13 from L3; memory 10 GB/s a core, at
-    least 20 and at most 80. `host` is given only if the target is this machine.
+    Round figures for a core with two arithmetic units, which a calibration replaces: 2 × lanes multiply-adds a cycle,
+    half as many where they are two instructions; a vector and a half a cycle from L1 (two loads and a store at best), 32
+    bytes from L2, 13 from L3; memory 10 GB/s a core, at least 20 and at most 80. `host` is given only if the target is
+    this machine.
     """
     base = Hardware()
     host = host or HostCpu()
     hertz = max(host.frequency_hz, 2.0e9) if host.frequency_hz else base.frequency_hz
     vector_bytes, registers = VECTOR_UNITS[target.isa]
     lanes = vector_bytes // 4
-    l2 = host.l2_bytes or base.l2_bytes
-    return replace(
+    l1, l2, l3 = _CACHES[target.isa]
+    if host.l2_bytes:
+        l1, l2, l3 = host.l1_bytes or l1, host.l2_bytes, host.l3_bytes
+    described = replace(
         base,
         name=host.model_name or target.mcpu,
         isa=target.isa,
@@ -103,24 +116,25 @@ def default_hardware(target: Target, host: HostCpu | None = None) -> Hardware:
         vector_bytes=vector_bytes,
         vector_registers=registers,
         frequency_hz=hertz,
-        fma_per_second=2 * lanes * hertz,
         simple_per_second=2 * lanes * hertz,
         divide_per_second=0.2 * lanes * hertz,
         special_per_second=0.08 * lanes * hertz,
-        l1_bytes=host.l1_bytes or base.l1_bytes,
+        l1_bytes=l1,
         l2_bytes=l2,
         # A machine without an L3 keeps what leaves L2 in memory: an "L3" no larger than its L2s says so.
-        l3_bytes=host.l3_bytes or (l2 * target.threads if host.l2_bytes else base.l3_bytes),
+        l3_bytes=l3 or l2 * target.threads,
         l1_bandwidth=1.5 * vector_bytes * hertz,
         l2_bandwidth=min(32.0, 1.5 * vector_bytes) * hertz,
         l3_bandwidth=13.0 * hertz,
         memory_bandwidth=min(80e9, 10e9 * max(2, target.threads)),
     )
+    return replace(described, fma_per_second=(2 if described.fused else 1) * lanes * hertz)
 
 
 def is_host(target: Target) -> bool:
-    """Whether this machine runs the target's code (instruction sets; a foreign triple is never the host)."""
-    return not target.triple and bool(target.features) and not missing_features(target.features)
+    """Whether this machine runs the target's code: architecture and instruction sets."""
+    here = architecture_of(target.triple) == architecture_of()
+    return here and bool(target.features) and not missing_features(target.features)
 
 
 def load_hardware(target: Target) -> Hardware:

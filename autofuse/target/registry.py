@@ -137,8 +137,11 @@ def _check_cpu(mcpu: str, triple: str, description: dict[str, Any]) -> None:
     import tvm
     from tvm.target import codegen
 
+    known_triples = "known: x86_64-linux-gnu, aarch64-linux-gnu"
     if triple.split("-")[0] not in {"x86_64", "aarch64", "arm64"}:
-        raise TargetError(f"target triple {triple!r} is unknown; known: x86_64-linux-gnu, aarch64-linux-gnu")
+        raise TargetError(f"target triple {triple!r} is unknown; {known_triples}")
+    if description.get("mtriple") and "linux" not in triple.split("-"):
+        raise TargetError(f"target triple {triple!r} is not of Linux, which libraries are linked for; {known_triples}")
     if codegen.llvm_is_valid_cpu(mcpu, triple):
         return
     known = [str(n) for n in codegen.llvm_get_cpu_archlist(tvm.target.Target({**description, "mcpu": "generic"}))]

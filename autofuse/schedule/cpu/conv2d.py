@@ -85,6 +85,7 @@ def register_tiles(e: Extents, hardware: Hardware) -> tuple[tuple[int, int, int]
     most = registers - registers // 4  # more accumulators than this spilled
     if e.ib == 1:
         most = registers // 2  # the short loop over the taps of a row is unrolled by LLVM, which then needs registers
+    others = 1 if hardware.fused else 2  # a broadcast, and a product that is not added yet
     chains = W.chains_needed(hardware)
     per_group = e.oc // e.groups
     scored = []
@@ -96,7 +97,7 @@ def register_tiles(e: Extents, hardware: Hardware) -> tuple[tuple[int, int, int]
                 continue
             for mt in range(1, min(e.ow, most // (nb * ht)) + 1):
                 tile = nb * ht * mt
-                if tile > most or tile + nb + 1 > registers:
+                if tile > most or tile + nb + others > registers:
                     continue
                 if ht > 1 and e.ow % mt:
                     continue  # a remainder of columns in several rows doubles the code for little
