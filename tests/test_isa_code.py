@@ -22,7 +22,7 @@ MOVES = {"transpose odd", "concat odd"}
 ONE_LEFT = {("sse4", "functions odd"), ("neon", "functions odd")}
 
 
-@pytest.mark.parametrize("isa", sorted(H.TARGETS))
+@pytest.mark.parametrize("isa", ["sse4", "avx512", "neon"])  # AVX2's numbers and times are measured elsewhere
 @pytest.mark.parametrize("case", H.CASES, ids=lambda c: f"{c.family} {c.label}")
 def test_arithmetic_is_in_vectors_of_the_target(case: H.IsaCase, isa: str) -> None:
     text = H.assembly(H.build(case, isa, H.configurations(case, isa)[0], "kernel"), isa)

@@ -96,9 +96,9 @@ def default_hardware(target: Target, host: HostCpu | None = None) -> Hardware:
     """A description from instruction set, caches and cores alone, for a target that was never calibrated.
 
     Round figures for a core with two arithmetic units, which a calibration replaces: 2 × lanes multiply-adds a cycle,
-    half as many where they are two instructions; a vector and a half a cycle from L1 (two loads and a store at best), 32
-    bytes from L2, 13 from L3; memory 10 GB/s a core, at least 20 and at most 80. `host` is given only if the target is
-    this machine.
+    half as many where they are two instructions; a vector and a half a cycle from L1 (two loads and a store at best),
+    32 bytes from L2, 13 from L3; memory 10 GB/s a core, at least 20 and at most 80. `host` is given only if the target
+    is this machine.
     """
     base = Hardware()
     host = host or HostCpu()
