@@ -18,8 +18,19 @@ WIDE = {"sse4": "xmm", "avx2": "ymm", "avx512": "zmm", "neon": ".4s"}
 LIBRARY = ("exp", "tanh", "erf", "log", "floor", "pow", "fma")
 MOVES = {"transpose odd", "concat odd"}
 """Cases that only move elements."""
-#: TVM does not partition a flat nest of n·lanes + 1 elements: the condition stays on every element.
-ONE_LEFT = {("sse4", "functions odd"), ("neon", "functions odd")}
+SCALAR = {
+    # TVM does not partition this nest of 215 vectors and one element: the condition stays on every element.
+    ("sse4", "elementwise functions odd"), ("neon", "elementwise functions odd"),
+    # The nest is left scalar, and LLVM's own vectors have half the width and gather.
+    ("avx512", "elementwise functions"),
+    # Rows of 21 columns: those after the last whole tile are done one by one.
+    ("avx512", "pool plain odd"), ("neon", "pool plain odd"),
+    # The last 13 of a row of 77 are added one by one.
+    ("avx512", "rows layer norm odd"),
+    # Rows of 5 results: a vector of 4, and one.
+    ("sse4", "plain conv3d odd"), ("neon", "plain conv3d odd"),
+}  # fmt: skip
+"""What is known not to reach whole vectors yet (docs/targets.md): a case that gets better must leave this list."""
 
 
 @pytest.mark.parametrize("isa", ["sse4", "avx512", "neon"])  # AVX2's numbers and times are measured elsewhere
@@ -31,11 +42,10 @@ def test_arithmetic_is_in_vectors_of_the_target(case: H.IsaCase, isa: str) -> No
     if case.label in MOVES:
         return
     loops = A.loops(text)
-    if (isa, case.label) in ONE_LEFT:
-        pytest.xfail("one element is left over: TVM does not partition the loop")
     vector, scalar = sum(loop.vector for loop in loops), sum(loop.scalar for loop in loops)
-    assert vector > scalar, f"{vector} vector and {scalar} scalar instructions in inner loops"
-    assert any(WIDE[isa] in line for line in A.main_loop(text).lines), "the main loop has no whole vectors"
+    wide = any(WIDE[isa] in line for line in A.main_loop(text).lines)
+    says = f"{vector} vector and {scalar} scalar instructions in inner loops, whole vectors in the main one: {wide}"
+    assert (vector > scalar and wide) != ((isa, f"{case.family} {case.label}") in SCALAR), says
 
 
 @pytest.mark.parametrize("isa", sorted(H.TARGETS))

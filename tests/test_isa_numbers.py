@@ -11,7 +11,7 @@ os.environ.setdefault("TVM_BIND_THREADS", "0")
 import isa_harness as H
 import numpy as np
 import pytest
-from test_end_to_end import expected, small_network
+from small_network import expected, small_network
 
 import autofuse
 
