@@ -168,10 +168,10 @@ def choose_cost_model(
         return base
     from autofuse.records import open_store
     from autofuse.records.model import RecordedCostModel
-    from autofuse.target.fingerprint import fingerprint
+    from autofuse.target.registry import hardware_row
 
     store = open_store(db, readonly=True)
-    return RecordedCostModel(store, fingerprint(analysed.target.threads).digest, base)
+    return RecordedCostModel(store, hardware_row(analysed.target).digest, base)
 
 
 def choose_thresholds(thresholds: Thresholds | str | Path | None, predictor: str | Path | None) -> Thresholds | None:

@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from autofuse.errors import RecordError, TargetError
-from autofuse.target import Hardware, Target, default_hardware, fingerprint, load_hardware, missing_features, resolve
+from autofuse.target import (
+    Hardware,
+    Target,
+    default_hardware,
+    fingerprint,
+    hardware_row,
+    load_hardware,
+    missing_features,
+    resolve,
+)
 from autofuse.target import hardware_file as files
 from autofuse.target.fingerprint import HardwareRow
 from autofuse.target.host import HostCpu, isa_of, processors, read_host
@@ -191,6 +200,15 @@ def test_fingerprint_is_stable_and_depends_on_what_matters() -> None:
     for name, value in (("stepping", 2), ("features", ("avx2",)), ("l2_bytes", 1), ("tvm_version", "0.28")):
         assert dataclasses.replace(ROW, **{name: value}).digest != ROW.digest
     assert dataclasses.replace(ROW, model_name="AMD EPYC 7763").digest == ROW.digest
+
+
+def test_a_row_says_what_code_is_compiled_for_where_it_is_not_this_machine() -> None:
+    assert hardware_row(resolve("llvm", 2)) == fingerprint(2)
+    older, own = hardware_row(resolve("llvm -mcpu=nehalem", 2)), fingerprint(2)
+    assert older.code == "nehalem" and older.features == resolve("llvm -mcpu=nehalem").features
+    assert len({older.digest, own.digest, hardware_row(resolve("llvm -mcpu=x86-64-v2", 2)).digest}) == 3
+    assert HardwareRow.from_json(json.loads(json.dumps(older.to_json()))) == older
+    assert "code" not in own.to_json()
 
 
 def test_hardware_row_survives_json() -> None:

@@ -106,7 +106,7 @@ def command(
         for place in places:
             known = place.target in prepared
             analysed, ordered = prepared.pop(place.target) if known else candidates(place.target)
-            row, runner = place.take(analysed[0].target.threads)
+            row, runner = place.take(analysed[0].target)
             so_far = sum(s.done + s.skipped for _, s in done)
             settings = CollectSettings(
                 budget=None if end is None else max(0.0, end - time.monotonic()),
@@ -141,18 +141,18 @@ def command(
 
 
 class _Place:
-    """Where kernels are measured: `take` gives the hardware row, and the runner, for a pool of so many threads."""
+    """Where kernels are measured: `take` gives the hardware row, and the runner, for a resolved target."""
 
-    def __init__(self, target: str, take: Callable[[int], tuple[Any, Any]]) -> None:
+    def __init__(self, target: str, take: Callable[[Any], tuple[Any, Any]]) -> None:
         self.target = target
         self.take = take
 
 
 def _here(stack: ExitStack, target: str) -> _Place:
     from autofuse.measure import LocalRunner
-    from autofuse.target import fingerprint
+    from autofuse.target import hardware_row
 
-    return _Place(target, lambda threads: (fingerprint(threads), stack.enter_context(LocalRunner(threads))))
+    return _Place(target, lambda chosen: (hardware_row(chosen), stack.enter_context(LocalRunner(chosen.threads))))
 
 
 def _devices(stack: ExitStack, rpc: str, key: str) -> list[_Place]:
@@ -163,7 +163,7 @@ def _devices(stack: ExitStack, rpc: str, key: str) -> list[_Place]:
     stack.enter_context(runner)
 
     def place(row: Any, target: str) -> _Place:
-        def take(threads: int) -> tuple[Any, RpcRunner]:
+        def take(_: Any) -> tuple[Any, RpcRunner]:
             runner.select(row.digest)
             return row, runner
 

@@ -273,7 +273,7 @@ def revalidate_(
     from autofuse.records import open_store
     from autofuse.records.revalidate import revalidate
     from autofuse.schedule.registry import families
-    from autofuse.target import fingerprint
+    from autofuse.target import hardware_row
 
     with open_store(db, readonly=dry_run) as store, status("revalidating") as tell:
         fusers, groups = {}, []
@@ -286,7 +286,7 @@ def revalidate_(
         tell("scheduling")
         found = revalidate(
             store,
-            fingerprint(model.target.threads).digest,
+            hardware_row(model.target).digest,
             groups,
             families(model.hardware.kind),
             model.hardware,

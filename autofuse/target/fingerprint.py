@@ -15,7 +15,8 @@ from autofuse.target.host import processors, read_host
 class HardwareRow:
     """CPU family, model, stepping, instruction sets, caches (bytes), pool size and TVM version (DESIGN: hardware row).
 
-    `model_name` is for people and takes no part in the digest: hypervisors rename the same CPU.
+    `code` names the CPU that code is compiled for where it is not this one ("nehalem"), and `features` are then what
+    such code uses. `model_name` is for people and takes no part in the digest: hypervisors rename the same CPU.
     """
 
     architecture: str
@@ -30,17 +31,23 @@ class HardwareRow:
     threads: int
     tvm_version: str
     model_name: str = ""
+    code: str = ""
 
     @property
     def digest(self) -> str:
         """16 hex digits that depend on every field but `model_name`; the same in every process."""
         content = asdict(self)
         del content["model_name"]
+        if not self.code:
+            del content["code"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_json(self) -> dict[str, object]:
-        """Fields as JSON types."""
-        return {**asdict(self), "features": list(self.features)}
+        """Fields as JSON types; `code` only where it says something."""
+        content = {**asdict(self), "features": list(self.features)}
+        if not self.code:
+            del content["code"]
+        return content
 
     @classmethod
     def from_json(cls, content: Mapping[str, object]) -> HardwareRow:

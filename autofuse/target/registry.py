@@ -10,10 +10,11 @@ import functools
 import json
 import shlex
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from autofuse.errors import TargetError
+from autofuse.target.fingerprint import HardwareRow, fingerprint
 from autofuse.target.host import ISA_FEATURES, VECTOR_UNITS, isa_of, processors, read_host
 
 if TYPE_CHECKING:
@@ -189,3 +190,12 @@ def _resolve(mcpu: str, triple: str, attributes: tuple[str, ...], threads: int) 
     for attribute in attributes:
         (features.add if attribute[0] == "+" else features.discard)(attribute[1:])
     return Target("llvm", mcpu, tuple(sorted(features & ISA_FEATURES)), threads, attributes, triple)
+
+
+def hardware_row(target: Target) -> HardwareRow:
+    """The row that a kernel's time on this machine belongs to: the machine, and what code is compiled for."""
+    row, own = fingerprint(target.threads), _resolve("native", "", (), target.threads)
+    if target == own:
+        return row
+    code = " ".join((*([target.triple] if target.triple else ()), target.mcpu, *target.attributes))
+    return replace(row, code=code, features=target.features)
