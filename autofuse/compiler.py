@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autofuse.arguments import NO_PREDICTOR, check_arguments
-from autofuse.errors import ModelError, PlanError
+from autofuse.errors import ModelError, PlanError, TargetError
 from autofuse.graph.model import Graph, Group, Role
 from autofuse.target import Hardware
 
@@ -329,8 +329,10 @@ def generate(
     from autofuse.codegen.describe import describe_kernels, describe_search
     from autofuse.codegen.executable import Executable
     from autofuse.codegen.kernels import KernelBuilder
+    from autofuse.codegen.library import load_code, machine_code
     from autofuse.codegen.program import assemble
     from autofuse.search.plan import plan_of
+    from autofuse.target.hardware_file import is_host
 
     graph = analysed.graph
     start = time.perf_counter()
@@ -358,6 +360,12 @@ def generate(
         return program
 
     program, library = build_with_fallback(kernels, builder, arrange, target)
+    try:
+        code = machine_code(library, analysed.target.triple)
+    except TargetError:
+        code = None  # nothing links here: it runs as it is, and what is missing is said when it is to be saved
+    if code is not None and is_host(analysed.target):
+        library = load_code(code)
     codegen = time.perf_counter() - start
     prepared = analysed.prepared
     asked, uses_records = _origin(costs)
@@ -397,4 +405,4 @@ def generate(
         "kernel_list": describe_kernels(program, graph, (*problem.choices, *result.choices)),
         "plan": plan.to_json(),
     }
-    return Executable(library, program.weights, description)
+    return Executable(library, program.weights, description, code=code)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autofuse.codegen.link import linker
+from autofuse.codegen.library import machine_code
 from autofuse.codegen.package import copy_package, read_package, write_package
 from autofuse.codegen.threads import configure_threads
 from autofuse.errors import InputError, ModelError, TargetError
@@ -41,14 +41,22 @@ class Executable:
 
     Safe to call from several threads: each has a virtual machine and a thread pool of its own over the same code and
     weights. `description` says what was compiled and how (what `autofuse compile --json` prints, and the kernels);
-    `library` is TVM's executable, `weights` are its last arguments.
+    `library` is a module that TVM's virtual machine takes, `weights` are its last arguments. What `save` writes is the
+    file at `path` where there is one, else `code`, the bytes of a shared library, with the weights; without either,
+    `library` must be TVM's own executable, and is compiled to machine code then.
     """
 
     def __init__(
-        self, library: Any, weights: Sequence[Any], description: dict[str, Any], path: Path | None = None
+        self,
+        library: Any,
+        weights: Sequence[Any],
+        description: dict[str, Any],
+        path: Path | None = None,
+        code: bytes | None = None,
     ) -> None:
         self.library = library
         self._path = path
+        self._code = code
         self.weights = list(weights)
         self._local = threading.local()
         self.description = description
@@ -129,7 +137,7 @@ class Executable:
             return
         with tempfile.TemporaryDirectory() as folder:
             library = Path(folder) / "model.so"
-            self.library.export_library(str(library), fcompile=linker(self._triple))
+            library.write_bytes(self._code if self._code is not None else machine_code(self.library, self._triple))
             write_package(Path(path), library, map(np.from_dlpack, self.weights), self.description)
 
     @property
