@@ -248,7 +248,7 @@ class MatmulNests(OperandNests):
     def _deep(self, tile: Tile, step: Callable[[Any], Any], ahead: Fetch | None) -> Any:
         """step(k) for the whole depth, and the lines of `ahead` asked for on the way, some every now and then.
 
-        The stretches between are long: LLVM unrolls short ones as a whole, and then runs out of registers.
+        The stretches between are long: with short ones, tiles of 5 and 6 rows were 8 to 16 % slower.
         """
         nest, depth = self.nest, self.p.depth
         # Depths to a cache line, lines to a depth.
