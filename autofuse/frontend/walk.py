@@ -129,10 +129,13 @@ def rewrite(module: tvm.IRModule, rule: Rule) -> tvm.IRModule:
     except Exception:
         abandon(builder)
         raise
-    rewritten = builder.get()
-    main = rewritten["main"]
-    if function.attrs is not None:
-        main = main.with_attrs(dict(function.attrs))
+    return with_main(module, builder)
+
+
+def with_main(module: tvm.IRModule, builder: Any) -> tvm.IRModule:
+    """The module with the `main` that a block builder holds in place of its own, whose attributes it gets."""
+    rewritten, attrs = builder.get(), module["main"].attrs
+    main = rewritten["main"] if attrs is None else rewritten["main"].with_attrs(dict(attrs))
     functions = {var: func for var, func in module.functions.items() if var.name_hint != "main"}
     functions[rewritten.get_global_var("main")] = main
     return tvm.IRModule(functions, attrs=module.attrs)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from tvm import relax
 
 from autofuse.frontend.constants import array_of, constant, is_constant
-from autofuse.frontend.walk import abandon, bindings, dtype_of, op_name, static_shape
+from autofuse.frontend.walk import abandon, bindings, dtype_of, op_name, static_shape, with_main
 from autofuse.lower.arguments import integers
 
 _UNARY = {"nn.relu", "nn.relu6", "nn.leakyrelu", "clip", "sigmoid", "tanh", "nn.silu", "nn.gelu", "nn.gelu_tanh"}
@@ -299,13 +299,7 @@ class _Rewriting:
         except Exception:
             abandon(builder)
             raise
-        rewritten = builder.get()
-        main = rewritten["main"]
-        if function.attrs is not None:
-            main = main.with_attrs(dict(function.attrs))
-        functions = {var: func for var, func in module.functions.items() if var.name_hint != "main"}
-        functions[rewritten.get_global_var("main")] = main
-        return tvm.IRModule(functions, attrs=module.attrs)
+        return with_main(module, builder)
 
     def _base(self, var: Any) -> Any:
         """What decides the order of a variable's channels: the convolution behind it, or what reads moved channels."""

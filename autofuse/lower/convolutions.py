@@ -8,6 +8,7 @@ blocks' own channels.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -96,38 +97,44 @@ def _dilated(
     )
 
 
+@dataclass(frozen=True)
+class _Flat:
+    """A one-dimensional convolution as one over images of height one, whose result has the shape `wide`."""
+
+    data: Value
+    kernel: Value
+    geometry: Geometry
+    wide: tuple[int, ...]
+
+
 def conv1d(state: Lowering, call: Any, hint: str) -> Value | None:
     """NCW, constant weights OIW: a convolution of height one."""
-    data, weight = state.value(call.args[0]), state.value(call.args[1])
-    attrs = call.attrs
-    if attrs.data_layout != "NCW" or attrs.kernel_layout != "OIW" or not weight.constant or data.dtype != "float32":
-        return None
-    n, c, w = data.shape
-    shape = shape_of(call)
-    flat = data.wide or reshape(state, data, (n, c, 1, w), hint)
+    flat = _flat(state, call, "OIW", hint)
     if flat is None:
         return None
-    before, after = (int(p) for p in attrs.padding)
-    geometry = {
-        "strides": [1, int(attrs.strides[0])],
-        "padding": [0, before, 0, after],
-        "dilation": [1, int(attrs.dilation[0])],
-    }
-    array = as_numpy(weight)
-    kernel = Value((*array.shape[:2], 1, array.shape[2]), weight.dtype, PLAIN, {}, array[:, :, None, :])
-    wide = (shape[0], shape[1], 1, shape[2])
-    made = _convolve(state, flat, kernel, call.args[1], int(attrs.groups), geometry, wide, hint)
-    return None if made is None else Value(shape, made.dtype, PLAIN, wide=made)
+    groups = int(call.attrs.groups)
+    made = _convolve(state, flat.data, flat.kernel, call.args[1], groups, flat.geometry, flat.wide, hint)
+    return None if made is None else Value(shape_of(call), made.dtype, PLAIN, wide=made)
 
 
 def conv1d_transpose(state: Lowering, call: Any, hint: str) -> Value | None:
     """NCW, constant weights IOW: a transposed convolution of height one."""
+    flat = _flat(state, call, "IOW", hint)
+    if flat is None:
+        return None
+    groups, extra = int(call.attrs.groups), [0, int(call.attrs.output_padding[0])]
+    made = _transposed(state, flat.data, flat.kernel, call.args[1], groups, flat.geometry, extra, flat.wide, hint)
+    return None if made is None else Value(shape_of(call), made.dtype, PLAIN, wide=made)
+
+
+def _flat(state: Lowering, call: Any, kernel_layout: str, hint: str) -> _Flat | None:
+    """The parts of a one-dimensional convolution; None where layouts or weights are not what is wanted."""
     data, weight = state.value(call.args[0]), state.value(call.args[1])
     attrs = call.attrs
-    if attrs.data_layout != "NCW" or attrs.kernel_layout != "IOW" or not weight.constant or data.dtype != "float32":
+    fits = attrs.data_layout == "NCW" and attrs.kernel_layout == kernel_layout
+    if not fits or not weight.constant or data.dtype != "float32":
         return None
     n, c, w = data.shape
-    shape = shape_of(call)
     flat = data.wide or reshape(state, data, (n, c, 1, w), hint)
     if flat is None:
         return None
@@ -139,9 +146,8 @@ def conv1d_transpose(state: Lowering, call: Any, hint: str) -> Value | None:
     }
     array = as_numpy(weight)
     kernel = Value((*array.shape[:2], 1, array.shape[2]), weight.dtype, PLAIN, {}, array[:, :, None, :])
-    extra, wide = [0, int(attrs.output_padding[0])], (shape[0], shape[1], 1, shape[2])
-    made = _transposed(state, flat, kernel, call.args[1], int(attrs.groups), geometry, extra, wide, hint)
-    return None if made is None else Value(shape, made.dtype, PLAIN, wide=made)
+    batch, channels, width = shape_of(call)
+    return _Flat(flat, kernel, geometry, (batch, channels, 1, width))
 
 
 def conv2d_transpose(state: Lowering, call: Any, hint: str) -> Value | None:
