@@ -38,11 +38,14 @@ def rival(raw: Raw, engine: str) -> dict[str, Any]:
 
 
 def over_dp(raw: Raw, engine: str) -> float | None:
-    """How many times slower than dp: median of the rounds that both were in, of a run of the two if there is one."""
-    if engine != "dp" and time_of(raw, "dp") is None:
+    """How many times slower than dp: median of the rounds that both were in, of a run of the two if there is one.
+
+    Of the medians where there was no such round.
+    """
+    own, base = time_of(raw, engine), time_of(raw, "dp")
+    if own is None or base is None:
         return None
-    value = (rival(raw, engine) or row(raw, engine)).get("ratio")
-    return float(value) if value else None
+    return float((rival(raw, engine) or row(raw, engine)).get("ratio") or own / base)
 
 
 def compiled(raw: Raw, strategy: str) -> dict[str, Any]:

@@ -86,6 +86,14 @@ def test_an_engine_slower_than_the_whole_budget_is_still_timed_once():
     assert time.now < 60
 
 
+def test_a_glacial_engine_counts_to_a_round_that_all_others_were_in():
+    # Slower engines are not in every round.
+    done, *_ = play({"a": 0.4, "glacial": 50.0, "b": 0.1}, Pace(rounds=50, budget=10))
+    rounds = [{visit.round for visit in done.visits[name]} for name in ("a", "b")]
+    assert rounds[0] != rounds[1]
+    assert done.visits["glacial"][0].round == max(rounds[0] & rounds[1])
+
+
 def test_engines_that_are_all_glacial_are_heard_once_each():
     done, _, log = play({"a": 50.0, "b": 60.0}, Pace(rounds=3, budget=5))
     assert log == ["a", "b"] and all(len(done.visits[name]) == 1 for name in "ab")

@@ -153,10 +153,12 @@ def interleave(
             _watched_visit(contestant, call_seconds[name], index, pace, visits, errors, sleep, watch, over)
         if clock() - start >= pace.budget and all(visits[c.name] or c.name in errors for c in others):
             break
+    # Counted to a round that the others were in, so that ratios can be taken.
+    heard = [{visit.round for visit in visits[c.name]} for c in others if visits[c.name]]
+    index = max(set.intersection(*heard), default=index) if heard else index
     for contestant in last:
         if progress is not None:
             progress(f"after the rounds: {contestant.name}", pace.rounds, pace.rounds)
-        # Counted to a round that the others were in, so that ratios can be taken.
         _watched_visit(contestant, call_seconds[contestant.name], index, pace, visits, errors, sleep, watch, True)
     if progress is not None:
         progress("rounds done", pace.rounds, pace.rounds)
