@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from autofuse.graph.model import Group
+from autofuse.graph.model import Group, Operator
 from autofuse.graph.reasons import Refusal
 from autofuse.schedule.cpu import window as W
 from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily
@@ -36,6 +36,14 @@ class GroupNormFamily(ScheduleFamily):
     name: ClassVar[str] = "group_norm"
     version: ClassVar[int] = 1
     configuration: ClassVar[type[Configuration]] = GroupNormConfiguration
+
+    def anchors(self, op: Operator) -> bool:
+        """Group normalisations of whole blocks."""
+        return op.kind == "nn.group_norm" and op.attrs.get("variant") == "blocked"
+
+    def admits(self, op: Operator) -> bool:
+        """These, and what may surround them."""
+        return self.anchors(op) or W.may_surround(op)
 
     def match(self, group: Group, hardware: Hardware) -> Refusal | None:
         """One normalisation; elementwise operators before it, beside it and after it."""

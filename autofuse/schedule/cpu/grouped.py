@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from autofuse.graph.model import Group
+from autofuse.graph.model import Group, Operator
 from autofuse.graph.reasons import Refusal
 from autofuse.schedule.cpu import window as W
 from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily, remembered
@@ -112,6 +112,14 @@ class GroupedFamily(ScheduleFamily):
     name: ClassVar[str] = "grouped"
     version: ClassVar[int] = 1
     configuration: ClassVar[type[Configuration]] = GroupedConfiguration
+
+    def anchors(self, op: Operator) -> bool:
+        """Grouped convolutions whose groups do not fill blocks."""
+        return op.kind == "nn.conv2d" and op.attrs.get("variant") == "grouped"
+
+    def admits(self, op: Operator) -> bool:
+        """These, and what may surround them."""
+        return self.anchors(op) or W.may_surround(op)
 
     def match(self, group: Group, hardware: Hardware) -> Refusal | None:
         """One grouped convolution; elementwise operators before it, beside it and after it."""

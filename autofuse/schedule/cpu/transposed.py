@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from autofuse.graph.model import Group
+from autofuse.graph.model import Group, Operator
 from autofuse.graph.reasons import Refusal
 from autofuse.lower.geometry import Phases, transposed_phases
 from autofuse.schedule.cpu import window as W
@@ -109,6 +109,14 @@ class TransposedFamily(ScheduleFamily):
     name: ClassVar[str] = "transposed"
     version: ClassVar[int] = 1
     configuration: ClassVar[type[Configuration]] = TransposedConfiguration
+
+    def anchors(self, op: Operator) -> bool:
+        """Transposed convolutions."""
+        return op.kind == "nn.conv2d_transpose" and op.attrs.get("variant") in ("blocked", "depthwise")
+
+    def admits(self, op: Operator) -> bool:
+        """These, and what may surround them."""
+        return self.anchors(op) or W.may_surround(op)
 
     def match(self, group: Group, hardware: Hardware) -> Refusal | None:
         """One transposed convolution; elementwise operators before it, beside it and after it."""
