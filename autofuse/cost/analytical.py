@@ -15,7 +15,6 @@ or judged say so.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 from typing import ClassVar
 
 import numpy as np
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 
 from autofuse.cost.model import Candidate, CostModel
 from autofuse.graph.model import Group
-from autofuse.schedule.family import SHAPE_FIELDS
+from autofuse.schedule.family import SHAPE_FIELDS, Configuration, ScheduleFamily
 from autofuse.target import Hardware
 
 Array = NDArray[np.float64]
@@ -107,13 +106,23 @@ class AnalyticalCostModel(CostModel):
 
     def shapes(self, candidates: Sequence[Candidate]) -> Array:
         """Each candidate's kernel shape as its family states it, (n, 16): see `shape_matrix`."""
-        parts = [np.empty((0, len(SHAPE_FIELDS)))]
-        # Candidates of one group and family mostly stand side by side: the family looks at the group once.
-        for _, run in groupby(candidates, key=lambda c: (id(c.group), id(c.family))):
-            alike = list(run)
-            first = alike[0]
-            parts.append(first.family.shape_rows(first.group, [c.config for c in alike], self.hardware))
-        return np.concatenate(parts)
+        rows = np.empty((len(candidates), len(SHAPE_FIELDS)))
+        # Family → its groups with their configurations, and where these stand. Candidates of one group and family
+        # mostly stand side by side: the family looks at the group once.
+        work: dict[int, tuple[ScheduleFamily, list[tuple[Group, list[Configuration]]], list[int]]] = {}
+        group: Group | None = None
+        family: ScheduleFamily | None = None
+        for i, candidate in enumerate(candidates):
+            if candidate.group is not group or candidate.family is not family:
+                group, family = candidate.group, candidate.family
+                _, asked, where = work.setdefault(id(family), (family, [], []))
+                configs: list[Configuration] = []
+                asked.append((group, configs))
+            configs.append(candidate.config)
+            where.append(i)
+        for chosen, asked, where in work.values():
+            rows[where] = chosen.shapes_of(asked, self.hardware)
+        return rows
 
     def costs(self, candidates: Sequence[Candidate]) -> Array:
         """Seconds of each candidate; see CostModel."""

@@ -230,11 +230,10 @@ class _Builder:
 
     def set_layout(self, tensor: int, layout: str | None, shape: Iterable[int] | None) -> None:
         old = self.tensors[tensor]
-        self.tensors[tensor] = replace(
-            old,
-            layout=old.layout if layout is None else layout,
-            logical_shape=old.logical_shape if shape is None else tuple(int(e) for e in shape),
-        )
+        layout = old.layout if layout is None else layout
+        logical_shape = old.logical_shape if shape is None else tuple([int(e) for e in shape])
+        if (layout, logical_shape) != (old.layout, old.logical_shape):
+            self.tensors[tensor] = replace(old, layout=layout, logical_shape=logical_shape)
 
 
 def _flat(value: _Value) -> list[int]:

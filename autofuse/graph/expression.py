@@ -70,6 +70,8 @@ def variables(expr: Expr) -> frozenset[int]:
 
 def loads_from_memory(expr: Expr) -> bool:
     """Whether its value depends on the contents of some tensor."""
+    if expr[0] in ("c", "v"):
+        return False
     return any(e[0] == "ld" for e in walk(expr))
 
 

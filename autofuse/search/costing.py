@@ -31,6 +31,8 @@ class _Legal(Protocol):
     def family(self) -> ScheduleFamily: ...
     @property
     def signature(self) -> Hashable: ...
+    @property
+    def shown(self) -> Group: ...
 
 
 def choices_of(
@@ -98,15 +100,16 @@ def _best_of_each(
     spans: dict[Hashable, tuple[int, int]] = {}
     for signature, legal in first.items():
         start = len(candidates)
-        for family in (legal.family, *beside(families(hardware.kind), legal.family, legal.group, hardware)):
-            candidates.extend(Candidate(legal.group, family, c) for c in family.configs(legal.group, hardware))
+        group = legal.shown
+        for family in (legal.family, *beside(families(hardware.kind), legal.family, group, hardware)):
+            candidates.extend([Candidate(group, family, c) for c in family.configs(group, hardware)])
         spans[signature] = (start, len(candidates))
     costs = cost_model.costs(candidates)
     picks = [start + int(np.argmin(costs[start:end])) for start, end in spans.values()]
     sources = cost_model.sources([candidates[i] for i in picks])
     result = {}
     for signature, i, source in zip(spans, picks, sources, strict=True):
-        name = key(first[signature].group) if key is not None else ""
+        name = key(first[signature].shown) if key is not None else ""
         chosen = candidates[i]
         result[signature] = (float(costs[i]), chosen.family.name, chosen.config.text, source, name)
     return result

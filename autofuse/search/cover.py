@@ -19,7 +19,7 @@ from autofuse.search.prices import Prices, prices, sharper
 from autofuse.search.problem import Choice, Thresholds
 from autofuse.search.region_search import SLACK, RegionSearch, skippable
 from autofuse.search.region_search import Counters as Counters
-from autofuse.search.regions import Numbered, Region, cut
+from autofuse.search.regions import Region, cut
 
 _ROUNDS = 4  # rounds of putting choices aside and cutting anew
 _WORTH_A_ROUND = 0.9  # share of the choices kept, above which another round brings little
@@ -54,8 +54,7 @@ class CoverSearch:
         self.choices = choices
         self.thresholds = thresholds
         self.counters = counters
-        self._numbered: Numbered = {}
-        self.regions = cut(graph, choices, whole=whole, numbered=self._numbered)
+        self.regions = cut(graph, choices, whole=whole)
         counters.regions = len(self.regions)
         self._sizes = [sum(graph.tensors[t].bytes for t in op.outputs) for op in graph.operators]
 
@@ -151,7 +150,7 @@ class CoverSearch:
             known = [best]
             if len(kept) < left:
                 self.counters.cut("too_dear", left - len(kept))
-                regions = cut(self.graph, self.choices, among=sorted(kept), numbered=self._numbered)
+                regions = cut(self.graph, self.choices, among=sorted(kept))
             if len(kept) > _WORTH_A_ROUND * left:
                 break
             left = len(kept)

@@ -20,11 +20,19 @@ _HOPELESS_ARGUMENTS = 8
 
 @dataclass(frozen=True)
 class LegalGroup:
-    """A group, the family that schedules it, and a value that is equal for groups that are alike."""
+    """A group, the family that schedules it, and a value that is equal for groups that are alike.
+
+    shown: the one of the groups that are alike that the families were shown: they remember what they found out.
+    """
 
     group: Group
     family: ScheduleFamily
     signature: Hashable
+    shown: Group
+
+
+# The family that takes groups of one kind, if one does, their signature, and the group that was shown.
+_Verdict = tuple[ScheduleFamily | None, Hashable, Group]
 
 
 class GroupJudge:
@@ -46,8 +54,8 @@ class GroupJudge:
         self.seen: dict[int, bool] = {}
         self.hopeless: set[int] = set()
         self._signatures = Signatures(graph)
-        self._alike: dict[Hashable, tuple[ScheduleFamily | None, Hashable]] = {}
-        self._verdicts: dict[Hashable, ScheduleFamily | None] = {}
+        self._alike: dict[Hashable, _Verdict] = {}
+        self._verdicts: dict[Hashable, _Verdict] = {}
         # Operators of groups have one result; an output of the graph has a user outside every group.
         self._result = [op.outputs[0] if op.outputs else -1 for op in graph.operators]
         self._users = graph.user_masks
@@ -107,16 +115,17 @@ class GroupJudge:
         group = Group(self.graph, tuple(members), outputs)
         if known is None:
             known = self._alike[place] = self._matched(group, possible)
-        family, signature = known
+        family, signature, shown = known
         if family is None:
             return None
-        self.found[mask, outputs] = LegalGroup(group, family, signature)
+        self.found[mask, outputs] = LegalGroup(group, family, signature, shown)
         return group
 
-    def _matched(self, group: Group, possible: Sequence[ScheduleFamily]) -> tuple[ScheduleFamily | None, Hashable]:
-        """The first of the families that takes the group, and the group's signature."""
+    def _matched(self, group: Group, possible: Sequence[ScheduleFamily]) -> _Verdict:
+        """The first of the families that takes the group."""
         signature = self._signatures.of(group)
-        if signature not in self._verdicts:
+        known = self._verdicts.get(signature)
+        if known is None:
             taking = (f for f in possible if f.match(group, self.hardware) is None)
-            self._verdicts[signature] = next(taking, None)
-        return self._verdicts[signature], signature
+            known = self._verdicts[signature] = next(taking, None), signature, group
+        return known

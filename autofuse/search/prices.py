@@ -23,6 +23,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
 
 from autofuse.graph.model import bits
 from autofuse.search.regions import LocalChoice
@@ -102,16 +105,16 @@ class _Table:
         self, price: list[float], rows: Sequence[tuple[int, ...]], weights: Sequence[float], skippable: int
     ) -> None:
         self.price = price
-        self.slack: list[float] = []
         self.skippable = skippable
-        self.users: list[list[int]] = [[] for _ in price]
-        users = self.users
-        for j, row in enumerate(rows):
-            left = weights[j]
-            for v in row:
-                users[v].append(j)
-                left -= price[v]
-            self.slack.append(left)
+        operators = np.fromiter(chain.from_iterable(rows), np.intp)
+        owner = np.repeat(np.arange(len(rows)), np.fromiter(map(len, rows), np.intp, len(rows)))
+        slack = np.array(weights, np.float64)
+        np.subtract.at(slack, owner, np.array(price)[operators])
+        self.slack: list[float] = slack.tolist()
+        users = owner[np.argsort(operators, kind="stable")].tolist()
+        ends = np.cumsum(np.bincount(operators, minlength=len(price))).tolist()
+        # For each operator, the choices that pay for it.
+        self.users: list[list[int]] = [users[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
     def move(self, v: int, step: float) -> None:
         """Add to the price of operator v."""
@@ -120,9 +123,13 @@ class _Table:
         for j in self.users[v]:
             slack[j] -= step
 
-    def raised(self, operators: Iterable[int]) -> None:
-        """Each operator takes what the choices that pay for it leave."""
+    def raised(self, operators: Iterable[int]) -> bool:
+        """Each operator takes what the choices that pay for it leave. Whether one had to give something back.
+
+        Unless one had to, each now has a choice that leaves nothing, and raising them again brings nothing.
+        """
         slack, users = self.slack, self.users
+        lowered = False
         for v in operators:
             if users[v]:
                 step = min([slack[j] for j in users[v]])
@@ -130,13 +137,17 @@ class _Table:
                     step = max(step, -self.price[v])
                 if step:
                     self.move(v, step)
+                    lowered = lowered or step < 0
+        return lowered
 
     def settle(self) -> None:
         """Raise all prices until that brings nothing."""
         count = len(self.price)
         bound = -_INFINITE
         for turn in range(_PASSES):
-            self.raised(range(count) if turn % 2 else range(count - 1, -1, -1))
+            lowered = self.raised(range(count) if turn % 2 else range(count - 1, -1, -1))
+            if not lowered:
+                break
             reached = sum(self.price)
             if reached <= bound + _GAIN * abs(reached):
                 break
@@ -149,7 +160,6 @@ class _Table:
             if self.price[v] > 0:
                 self.move(v, -self.price[v])
         self.raised(operators)
-        self.raised(reversed(operators))
         if sum([self.price[v] for v in operators]) < sum(before):
             for v, price in zip(operators, before, strict=True):
                 self.move(v, price - self.price[v])

@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from autofuse.graph.model import Graph, positions
+from autofuse.schedule.family import remembered
 from autofuse.search.order import depth_first
 from autofuse.search.problem import Choice
 
@@ -51,8 +52,51 @@ class Region:
         return (len(self.operators), self.must_write, self.needs, rows)
 
 
-# Operators of a region, in its order → position of a choice → the choice in the region's numbering.
-Numbered = dict[tuple[int, ...], dict[int, LocalChoice]]
+class _Placed(NamedTuple):
+    """A choice in the numbering of the whole graph's depth first order; fields as those of LocalChoice."""
+
+    owned: int
+    operators: tuple[int, ...]
+    extra: int
+    reads: int
+    writes: int
+
+
+@remembered
+def _places(graph: Graph) -> list[int]:
+    """Operator → its place in the depth first order."""
+    places = [0] * len(graph.operators)
+    for place, op in enumerate(depth_first(graph)):
+        places[op] = place
+    return places
+
+
+@remembered
+def _placed(choice: Choice) -> _Placed:
+    group = choice.group
+    graph = group.graph
+    places, producer = _places(graph), graph.producer
+
+    def renumber(mask: int) -> int:
+        out = 0
+        for op in positions(mask):
+            out |= 1 << places[op]
+        return out
+
+    extra, members = choice.recomputed, group.members
+    if extra:
+        members = tuple([m for m in members if not extra >> m & 1])
+    operators = [places[m] for m in members]
+    operators.sort()
+    owned = reads = writes = 0
+    for place in operators:
+        owned |= 1 << place
+    for t in group.inputs:
+        if t in producer:
+            reads |= 1 << places[producer[t]]
+    for t in group.outputs:
+        writes |= 1 << places[producer[t]]
+    return _Placed(owned, tuple(operators), renumber(extra) if extra else 0, reads, writes)
 
 
 def cut(
@@ -61,14 +105,11 @@ def cut(
     *,
     whole: bool = False,
     among: Sequence[int] | None = None,
-    numbered: Numbered | None = None,
 ) -> list[Region]:
     """The regions in an order in which they can run; with `whole`, one region with everything.
 
-    among: positions of the choices to take, by default all. numbered: what earlier cuts of the same choices found, to
-    which this one adds.
+    among: positions of the choices to take, by default all.
     """
-    known: Numbered = {} if numbered is None else numbered
     taken = range(len(choices)) if among is None else among
     position = {op: i for i, op in enumerate(depth_first(graph))}
     if whole:
@@ -81,44 +122,14 @@ def cut(
     for i in taken:
         inside[where[choices[i].group.members[0]]].append(i)
         repeated |= choices[i].recomputed
-    return [
-        _region(graph, tuple(part), choices, inside[r], repeated, known.setdefault(tuple(part), {}))
-        for r, part in enumerate(parts)
-    ]
+    return [_region(graph, tuple(part), choices, inside[r], repeated) for r, part in enumerate(parts)]
 
 
 def _region(
-    graph: Graph,
-    part: tuple[int, ...],
-    choices: Sequence[Choice],
-    taken: Sequence[int],
-    repeated: int,
-    known: dict[int, LocalChoice],
+    graph: Graph, part: tuple[int, ...], choices: Sequence[Choice], taken: Sequence[int], repeated: int
 ) -> Region:
     local = {op: i for i, op in enumerate(part)}
     final = set(graph.outputs)
-    everything = sum(1 << op for op in part)
-
-    def renumber(mask: int) -> int:
-        out = 0
-        for op in positions(mask & everything):
-            out |= 1 << local[op]
-        return out
-
-    def localise(index: int, choice: Choice) -> LocalChoice:
-        extra, members, reads = choice.recomputed, choice.group.members, choice.reads
-        if extra:
-            members = tuple([m for m in members if not extra >> m & 1])
-        places = [local[m] for m in members]
-        places.sort()
-        owned = 0
-        for place in places:
-            owned |= 1 << place
-        writes = owned if choice.writes == choice.owned else renumber(choice.writes)
-        return LocalChoice(
-            index, owned, tuple(places), renumber(extra) if extra else 0, renumber(reads) if reads else 0, writes
-        )
-
     must_write = 0
     needs = [0] * len(part)
     for op in reversed(part):
@@ -131,10 +142,30 @@ def _region(
                 needs[local[op]] |= needs[local[s]]
         if not final.isdisjoint(graph.operators[op].outputs):
             must_write |= 1 << local[op]
-    for i in taken:
-        if i not in known:
-            known[i] = localise(i, choices[i])
-    rows = [known[i] for i in taken]
+    places = [_places(graph)[op] for op in part]
+    first, everything = places[0], (1 << len(part)) - 1
+    rows = []
+    if places[-1] - first == len(part) - 1:
+        for i in taken:
+            owned, operators, extra, reads, writes = _placed(choices[i])
+            if first:
+                operators = tuple([place - first for place in operators])
+            reads = reads >> first & everything
+            rows.append(LocalChoice(i, owned >> first, operators, extra >> first, reads, writes >> first))
+    else:
+        number = {place: i for i, place in enumerate(places)}
+        whole = sum(1 << place for place in places)
+
+        def renumber(mask: int) -> int:
+            out = 0
+            for place in positions(mask & whole):
+                out |= 1 << number[place]
+            return out
+
+        for i in taken:
+            owned, operators, extra, reads, writes = _placed(choices[i])
+            operators = tuple([number[place] for place in operators])
+            rows.append(LocalChoice(i, renumber(owned), operators, renumber(extra), renumber(reads), renumber(writes)))
     rows.sort(key=_order)
     return Region(part, tuple(rows), must_write, tuple(needs))
 

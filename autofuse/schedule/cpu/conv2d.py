@@ -68,8 +68,16 @@ class Conv2dFamily(ScheduleFamily):
 
     def shape_rows(self, group: Group, configs: Sequence[Configuration], hardware: Hardware) -> T.Array:
         """All at once: groups around equal convolutions share most of it."""
-        window, neighbours, tilings = _known(group, T.machine_of(hardware))
-        return T.shape_rows(window, neighbours, tilings.of(cast("Sequence[Conv2dConfiguration]", configs)))
+        return self.shapes_of([(group, configs)], hardware)
+
+    def shapes_of(self, asked: Sequence[tuple[Group, Sequence[Configuration]]], hardware: Hardware) -> T.Array:
+        """All at once, of all groups."""
+        machine = T.machine_of(hardware)
+        parts = []
+        for group, configs in asked:
+            window, neighbours, tilings = _known(group, machine)
+            parts.append((window, neighbours, tilings.of(cast("Sequence[Conv2dConfiguration]", configs))))
+        return T.shape_rows(parts)
 
     def apply(self, func: PrimFunc, group: Group, config: Any, hardware: Hardware) -> PrimFunc:
         """Tile the convolution, put its padding at the task and its epilogue at the register tile."""

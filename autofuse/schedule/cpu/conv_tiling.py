@@ -225,22 +225,33 @@ def _tiling(
 def kernel_shape(window: W.Window, e: Extents, c: Conv2dConfiguration, hardware: Hardware) -> KernelShape:
     """The kernel's shape; `e.oh` may differ from the window's when another operator wants other rows."""
     tilings = tilings_of(e, window.weight.bytes, window.out.elements, machine_of(hardware))
-    return shape_of_row(shape_rows(window, neighbours_of(window), tilings.of([c]))[0])
+    return shape_of_row(shape_rows([(window, neighbours_of(window), tilings.of([c]))])[0])
 
 
-def shape_rows(window: W.Window, neighbours: Neighbours, t: _Rows) -> Array:
-    """The kernels' shapes from their tilings, as `shape_matrix` gives them."""
-    extra, needed, before = neighbours
-    shapes = t.shapes.copy()
+def shape_rows(parts: Sequence[tuple[W.Window, Neighbours, _Rows]]) -> Array:
+    """The kernels' shapes of windows from their tilings, one window after another, as `shape_matrix` gives them."""
+    facts = []
+    for window, around, t in parts:
+        size, before = window.data.elements, around.before
+        repeats = t.staged or bool(window.prologue)  # whether data may be computed more than once
+        fixed = (around.extra, window.memory_bytes, size, before, before or size)
+        facts.append((*fixed, max(1, around.needed), max(1, t.width), repeats))
+    counts = [len(t.pad) for _, _, t in parts]
+    extra, memory, elements, inlined, staged, needed, width, again = np.repeat(
+        np.array(facts, np.float64), counts, axis=0
+    ).T
+
+    def column(name: str) -> Array:
+        return np.concatenate([getattr(t, name) for _, _, t in parts])
+
+    shapes, pad = column("shapes"), column("pad")
     shapes[:, _L3] += extra
-    shapes[:, _MEMORY] = window.memory_bytes
-    if t.staged or window.prologue:
-        elements = window.data.elements
-        again = t.data / max(1, 4 * elements)
-        inline = again * t.cob * t.tiles * t.mt / max(1, t.width) * _BROADCAST_OPERATION
-        times = np.where(t.pad == 0, inline, np.where(t.pad == 1, again, 1.0))
-        computed = np.where(t.pad == 0, before, before or elements)
-        shapes[:, _RECOMPUTE] += np.maximum(times - 1.0, 0.0) * computed / max(1, needed)
+    shapes[:, _MEMORY] = memory
+    passes = column("data") / np.maximum(1.0, 4 * elements)
+    inline = passes * column("cob") * column("tiles") * column("mt") / width * _BROADCAST_OPERATION
+    times = np.where(pad == 0, inline, np.where(pad == 1, passes, 1.0))
+    computed = np.where(pad == 0, inlined, staged)
+    shapes[:, _RECOMPUTE] += np.where(again > 0, np.maximum(times - 1.0, 0.0) * computed / needed, 0.0)
     return shapes
 
 

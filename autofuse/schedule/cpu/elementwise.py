@@ -13,9 +13,20 @@ from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from autofuse.graph.model import Group, MappingType, Operator
 from autofuse.graph.reasons import Refusal
-from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily, remembered
+from autofuse.schedule.family import (
+    SHAPE_COLUMN,
+    Configuration,
+    KernelShape,
+    ScheduleFamily,
+    remembered,
+    shape_matrix,
+    shape_of_row,
+)
 from autofuse.target import Hardware
 
 if TYPE_CHECKING:
@@ -23,6 +34,8 @@ if TYPE_CHECKING:
 
 #: Mapping types of operators that read at most one element of each operand for an element of the result.
 INJECTIVE = frozenset({MappingType.ONE_TO_ONE, MappingType.ONE_TO_MANY, MappingType.REORGANIZE, MappingType.SHUFFLE})
+# What a configuration decides of a kernel's shape.
+_TASK_COLUMNS = [SHAPE_COLUMN[name] for name in ("tasks", "accumulators", "footprint")]
 # Tasks that are enough for the threads of any pool to share.
 _TASKS = 64
 # Operators that pass on an axis whole exactly if its extent stays: parts of operands, and several operands in a row.
@@ -128,29 +141,35 @@ class ElementwiseFamily(ScheduleFamily):
 
     def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
         """One pass over operands and results, of large operands what is read; what strides is moved by elements."""
-        assert isinstance(config, ElementwiseConfig)
+        return shape_of_row(self.shape_rows(group, [config], hardware)[0])
+
+    def shape_rows(self, group: Group, configs: Sequence[Configuration], hardware: Hardware) -> NDArray[np.float64]:
+        """All at once: most is the same in all of them."""
         tensors = group.graph.tensors
         shape = tensors[group.outputs[-1]].shape
         cut = len(shape) - collapsible(group)
         inner = prod(shape[cut:])
         lanes = hardware.lanes
-        fill = inner / (-(-inner // lanes) * lanes)
-        outer = prod(shape[: task_axes(shape[:cut])]) if cut else _pieces(inner, lanes * config.vectors)
-        tasks = max(1, outer) if config.parallel else 1
+        outer = prod(shape[: task_axes(shape[:cut])]) if cut else 0
         traffic, nests = _passes(group)
-        return KernelShape(
-            tasks=tasks,
-            vector_fill=max(fill, 1 / lanes),
-            accumulators=config.vectors,
+        common = KernelShape(
+            tasks=1,
+            vector_fill=max(inner / (-(-inner // lanes) * lanes), 1 / lanes),
             independent_chains=8,
             l1_bytes=traffic,
             l2_bytes=traffic,
             l3_bytes=traffic,
             memory_bytes=traffic,
-            footprint=-(-traffic // tasks),
             loops=nests,
             scattered=scattered(group, lanes),
         )
+        rows = np.repeat(shape_matrix([common]), len(configs), axis=0)
+        for row, config in zip(rows, configs, strict=True):
+            assert isinstance(config, ElementwiseConfig)
+            pieces = outer if cut else _pieces(inner, lanes * config.vectors)
+            tasks = max(1, pieces) if config.parallel else 1
+            row[_TASK_COLUMNS] = tasks, config.vectors, -(-traffic // tasks)
+        return rows
 
     def apply(self, func: PrimFunc, group: Group, config: Any, hardware: Hardware) -> PrimFunc:
         """See the module's description."""

@@ -104,6 +104,7 @@ def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+@lru_cache(maxsize=4096)
 def even_shares(tiles: int, wanted: int, cores: int) -> tuple[int, int]:
     """Tiles of a task, for at most `wanted` tasks: the smallest and the largest share of the most even ones.
 
@@ -112,7 +113,8 @@ def even_shares(tiles: int, wanted: int, cores: int) -> tuple[int, int]:
     least = _ceil_div(tiles, wanted)
     shares = range(least, max(least, _ceil_div(tiles, min(cores, wanted))) + 1)
     busiest = {share: share * _ceil_div(_ceil_div(tiles, share), cores) for share in shares}
-    even = [share for share in shares if busiest[share] == min(busiest.values())]
+    fewest = min(busiest.values())
+    even = [share for share in shares if busiest[share] == fewest]
     return even[0], even[-1]
 
 
