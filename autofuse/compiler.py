@@ -145,23 +145,25 @@ def choose_cost_model(
 ) -> CostModel:
     """The cost model asked for, with the records of `db` in front of it.
 
-    None takes the learned model where a predictor is given, else the analytical one. Raises PredictorError,
-    RecordError.
+    None takes the learned model where a predictor is given, else the analytical one. All know whether the network's
+    weights stay in the last cache. Raises PredictorError, RecordError.
     """
     from autofuse.cost.analytical import AnalyticalCostModel
     from autofuse.cost.model import CostModel
+    from autofuse.cost.weights import weights_are_cold
 
+    cold = weights_are_cold(analysed.graph, analysed.hardware)
     if isinstance(cost_model, CostModel):
         base: CostModel = cost_model
     else:
-        base = AnalyticalCostModel(analysed.hardware)
+        base = AnalyticalCostModel(analysed.hardware, cold)
         if cost_model == "learned" or (cost_model is None and predictor is not None):
             from autofuse.errors import PredictorError
             from autofuse.learn import load_predictor
 
             if predictor is None:
                 raise PredictorError(NO_PREDICTOR)
-            base = load_predictor(predictor, analysed.hardware)
+            base = load_predictor(predictor, analysed.hardware, cold)
         elif cost_model not in (None, "analytical"):
             raise PlanError(f"unknown cost model {cost_model!r}: choose analytical or learned")
     if db is None or str(db) == "none":
@@ -171,7 +173,7 @@ def choose_cost_model(
     from autofuse.target.registry import hardware_row
 
     store = open_store(db, readonly=True)
-    return RecordedCostModel(store, hardware_row(analysed.target).digest, base)
+    return RecordedCostModel(store, hardware_row(analysed.target).digest, base, cold=cold)
 
 
 def choose_thresholds(thresholds: Thresholds | str | Path | None, predictor: str | Path | None) -> Thresholds | None:
@@ -331,6 +333,7 @@ def generate(
     from autofuse.codegen.kernels import KernelBuilder
     from autofuse.codegen.library import load_code, machine_code
     from autofuse.codegen.program import assemble
+    from autofuse.cost.weights import weights_are_cold
     from autofuse.search.plan import plan_of
     from autofuse.target.hardware_file import is_host
 
@@ -401,6 +404,7 @@ def generate(
         "seconds": {k: round(v, 4) for k, v in timing.items()},
         "search": describe_search(problem, result),
         "predicted_ms": result.cost * 1e3,
+        "cold_weights": weights_are_cold(graph, analysed.hardware),
         "peak_memory_mb": round(result.peak_memory / 1e6, 3),
         "kernel_list": describe_kernels(program, graph, (*problem.choices, *result.choices)),
         "plan": plan.to_json(),

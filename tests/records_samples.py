@@ -30,6 +30,16 @@ def record(second: int = 0, latency: float = 1e-3, **changes: object) -> Record:
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
+def cold(second: int = 0, latency: float = 1e-3, times: float = 3.0, **changes: object) -> Record:
+    """A record whose kernel takes `times` its `latency` with cold weights."""
+    changes = {
+        "cold_samples": tuple(times * latency * share for share in (1.0, 1.0, 2.0)),
+        "cold_reference_samples": {"arithmetic": (2e-4,) * 3, "memory": (1e-3,) * 3},
+        **changes,
+    }
+    return record(second, latency, **changes)
+
+
 def failure(second: int = 0, status: str = "crashed", **changes: object) -> Record:
     return record(second, status=status, message="SIGSEGV", samples=(), reference_samples={}, **changes)
 

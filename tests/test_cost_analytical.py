@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from autofuse.cost import AnalyticalCostModel, Candidate
 from autofuse.cost.analytical import ENTRY_SECONDS, SPILL_SLOWDOWN, outside
+from autofuse.cost.weights import weight_bytes, weights_are_cold
 from autofuse.graph.model import Access, Graph, Group, MappingType, Operator, Role, Tensor, Work
 from autofuse.graph.reasons import Refusal
 from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily
@@ -197,6 +198,79 @@ def test_stated_compulsory_traffic_replaces_the_tensors_sizes() -> None:
     # A gather reads a few rows of a large table.
     group = one(Work(simple=1), 1 << 24)
     assert terms(group, replace(FULL, memory_bytes=4096))["memory"] == 0.0
+
+
+def weighted(elements: int, weights: int, role: Role = Role.CONSTANT) -> Group:
+    """`one` of no work to speak of, with an operand of `weights` float32 more."""
+    tensors = (
+        Tensor(0, "x", (elements,), role=Role.INPUT), Tensor(1, "w", (weights,), role=role), Tensor(2, "y", (elements,))
+    )  # fmt: skip
+    accesses = (Access(0, 0, MappingType.ONE_TO_ONE), Access(1, 1, MappingType.ONE_TO_MANY))
+    op = Operator(0, "scale", "multiply", "scale", (0, 1), (2,), accesses, Work(simple=1), spatial=(elements,))
+    return Group.of(Graph("weighted", tensors, (op,), (0,), (2,)), [0])
+
+
+def cold_terms(group: Group, shape: KernelShape) -> dict[str, float]:
+    model = AnalyticalCostModel(MACHINE, cold=True)
+    return {k: float(v[0]) for k, v in model.terms([candidate(group, shape)]).items()}
+
+
+def test_cold_weights_come_from_memory_and_nothing_else_does() -> None:
+    # 8 KiB of activations and 1 MiB of weights, in a last cache of 16 MiB.
+    group = weighted(1 << 10, 1 << 18)
+    assert terms(group, FULL)["memory"] == 0.0
+    assert cold_terms(group, FULL)["memory"] == pytest.approx((1 << 20) / 1e10)  # one core draws what L3 would give
+    assert cold_terms(group, replace(FULL, tasks=4))["memory"] == pytest.approx((1 << 20) / 2e10)
+    hot, cold = terms(group, replace(FULL, tasks=4)), cold_terms(group, replace(FULL, tasks=4))
+    assert hot.keys() == cold.keys()
+    assert {k for k in hot if hot[k] != cold[k]} == {"memory", "total"} and cold["total"] > hot["total"]
+
+
+def test_cold_weights_make_no_difference_to_a_kernel_without_any() -> None:
+    for group in (one(Work(simple=1), 1 << 20), weighted(1 << 10, 1 << 18, Role.INPUT)):
+        assert cold_terms(group, replace(FULL, memory_bytes=1 << 22)) == terms(
+            group, replace(FULL, memory_bytes=1 << 22)
+        )
+    view = KernelShape(tasks=1, loops=0)
+    assert cold_terms(weighted(1 << 10, 1 << 18), view)["memory"] == 0.0
+
+
+def test_cold_weights_count_in_the_form_in_which_they_are_read() -> None:
+    # Activations of 8 KiB; the family says 4 MiB in all for transformed weights, 12 KiB for some rows of a table.
+    group = weighted(1 << 10, 1 << 18)
+    larger = cold_terms(group, replace(FULL, memory_bytes=(1 << 22) + 8192))
+    assert larger["memory"] == pytest.approx((1 << 22) / 1e10)
+    table = weighted(1 << 10, 1 << 26)
+    assert cold_terms(table, replace(FULL, memory_bytes=12 << 10))["memory"] == pytest.approx((4 << 10) / 1e10)
+    assert cold_terms(table, replace(FULL, memory_bytes=1 << 10))["memory"] == 0.0
+
+
+def test_weights_beyond_the_last_cache_are_cold_anyway() -> None:
+    group = weighted(1 << 10, 1 << 24)  # 64 MiB
+    assert (
+        cold_terms(group, FULL)["memory"] == terms(group, FULL)["memory"] == pytest.approx(((64 << 20) + 8192) / 1e10)
+    )
+    edge = weighted(1 << 10, (1 << 22) - (1 << 11))  # 16 MiB with its activations: half of it is outside
+    assert terms(edge, FULL)["memory"] == pytest.approx(0.5 * (1 << 24) / 1e10)
+    assert cold_terms(edge, FULL)["memory"] == pytest.approx(((1 << 24) - 4096) / 1e10)
+
+
+def test_weights_of_a_network_are_cold_from_half_of_the_last_cache_on() -> None:
+    limit = (16 << 20) // 2 // 4
+    assert not weights_are_cold(weighted(1 << 24, limit).graph, MACHINE)
+    assert weights_are_cold(weighted(8, limit + 1).graph, MACHINE)
+    assert weight_bytes(weighted(8, 100, Role.INPUT).graph) == 0
+
+
+def test_of_a_table_only_what_is_looked_up_counts_and_unused_constants_do_not() -> None:
+    tensors = (
+        Tensor(0, "ids", (8,), "int64", Role.INPUT), Tensor(1, "table", (1000, 16), role=Role.CONSTANT),
+        Tensor(2, "found", (8, 16)), Tensor(3, "unused", (500,), role=Role.CONSTANT), Tensor(4, "y", (8, 1000)),
+    )  # fmt: skip
+    take = Operator(0, "take", "take", "take", (1, 0), (2,), (Access(0, 1, MappingType.SHUFFLE),))
+    tied = Operator(1, "logits", "matmul", "matmul", (2, 1), (4,), (Access(0, 2, MappingType.MANY_TO_MANY),))
+    assert weight_bytes(Graph("lookup", tensors, (take,), (0,), (2,))) == 8 * 16 * 4
+    assert weight_bytes(Graph("tied", tensors, (take, tied), (0,), (4,))) == 1000 * 16 * 4
 
 
 def test_cache_border_is_a_slope() -> None:

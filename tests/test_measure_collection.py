@@ -79,7 +79,10 @@ def results(items: Iterable[CollectItem]) -> dict[tuple[str, str], MeasureResult
         text = candidate_text(identity_of(i.candidate, i.key, HERE.digest))
         if i.candidate.config != Scale(3):
             times = (1e-3, 2e-3, 3e-3)
-            made[i.key, text] = MeasureResult(i.key, text, "ok", "", times, {"memory": times}, "memory")
+            cold = (4e-3, 5e-3) if i.candidate.config == Scale(2) else ()
+            made[i.key, text] = MeasureResult(
+                i.key, text, "ok", "", times, {"memory": times}, "memory", cold, {"memory": cold} if cold else {}
+            )
     return made
 
 
@@ -114,6 +117,9 @@ class TestCollection:
         assert form is not None and key_of(group_from_text(form.text)) == "b-relu"
         assert store.baseline("hw") == {"memory": 1.5e-3}  # the lower quartile of 1, 2, 3 ms
         assert all(r.family == "plain" and r.reference == "memory" for r in store.records() if r.ok)
+        assert {(r.config, r.cold_samples, r.cold_latency) for r in store.records() if r.ok} == {
+            ("scale=1", (), None), ("scale=2", (4e-3, 5e-3), 4.5e-3)
+        }  # fmt: skip
 
     def test_goes_on_where_it_stopped(self, store: RecordStore) -> None:
         first = self.run(store, trials=4, batch=3)
@@ -234,9 +240,24 @@ class TestCollection:
         self.run(store)
         other = MemoryStore()
         collect(ITEMS, other, ReplayRunner.from_store(store, "hw"), ReplayBuilder(), HERE, ask)
-        assert [(r.identity, r.status, r.samples) for r in other.records()] == [
-            (r.identity, r.status, r.samples) for r in store.records()
+        assert [(r.identity, r.status, r.samples, r.cold_reference_samples) for r in other.records()] == [
+            (r.identity, r.status, r.samples, r.cold_reference_samples) for r in store.records()
         ]
+
+    def test_jobs_name_the_last_cache_of_the_hardware_that_they_are_for(self, store: RecordStore) -> None:
+        asked: list[int] = []
+
+        class Looking(ReplayRunner):
+            def measure(self, jobs: Iterable[MeasureJob]) -> Iterator[MeasureResult]:
+                for job in jobs:
+                    asked.append(job.last_cache)
+                    yield from super().measure([job])
+
+        caches = ({"l2_bytes": 4, "l3_bytes": 9}, {"l2_bytes": 4, "l3_bytes": 0}, {"threads": 2})
+        for number, detail in enumerate(caches):
+            row = RecordedHardware(f"hw{number}", "a machine", detail)
+            collect(ITEMS[:1], store, Looking(results(ITEMS)), ReplayBuilder(), row, ask)
+        assert asked == [9, 4, 0]
 
 
 def test_the_nearer_reference_follows_the_operations_per_byte() -> None:

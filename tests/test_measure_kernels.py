@@ -78,6 +78,17 @@ class TestItems:
         assert items_of([chain(["a", "b"])], (Picky(),), HARDWARE, "net") == []
 
 
+def test_requests_say_which_parameters_are_the_networks_weights(source: KernelSource, group: Group) -> None:
+    (item,) = items_of([group], (FAMILY,), HARDWARE, "net", configs=1)
+    assert not any(a.constant for a in source.request(item, "candidate", Path("k.so")).arguments)
+    tensors = tuple(replace(t, role=Role.CONSTANT if t.index == 0 else t.role) for t in group.graph.tensors)
+    folded = Group.of(replace(group.graph, tensors=tensors), [0])
+    model: Any = SimpleNamespace(**{**vars(source._models[id(group.graph)]), "graph": folded.graph})
+    (item,) = items_of([folded], (FAMILY,), HARDWARE, "net", configs=1)
+    with KernelSource([model]) as other:
+        assert [a.constant for a in other.request(item, "candidate", Path("k.so")).arguments] == [True, False]
+
+
 def test_indices_stay_within_what_they_index() -> None:
     tensors = (
         Tensor(0, "table", (50, 7), role=Role.CONSTANT),

@@ -14,6 +14,7 @@ from autofuse.measure import (
     MeasureJob,
     MeasureLimits,
 )
+from autofuse.measure.cold import LEAST_WEIGHTS, MOST_COPIED, copies_needed, in_turn, weight_bytes
 from autofuse.measure.jobs import fill_inputs
 from autofuse.measure.timing import Steadiness, half_width, take_samples
 
@@ -128,6 +129,67 @@ class TestTiming:
         assert half_width([*normal, 1e6]) == pytest.approx(half_width(list(normal)), rel=0.01)
 
 
+class TestColdWeights:
+    """Weights that a call does not find in the last cache."""
+
+    def test_copies_are_twice_the_cache_together(self) -> None:
+        cache = 32 << 20
+        assert copies_needed(1 << 20, cache) == 64 and copies_needed((1 << 20) + 1, cache) == 64
+        assert copies_needed(3 << 20, cache) == 22  # 66 MB
+        assert copies_needed(LEAST_WEIGHTS, cache) == 1024
+        assert copies_needed(cache, cache) == copies_needed(2 * cache - 4, cache) == 2
+
+    def test_there_are_none_where_they_would_make_no_difference(self) -> None:
+        cache = 32 << 20
+        assert copies_needed(0, cache) == copies_needed(LEAST_WEIGHTS - 4, cache) == 0
+        assert copies_needed(2 * cache, cache) == copies_needed(411 << 20, cache) == 0  # cold whenever it is called
+        assert copies_needed(1 << 20, 0) == 0  # a cache that is not known
+
+    def test_a_large_cache_gets_as_many_as_memory_allows_and_none_if_that_does_not_exceed_it(self) -> None:
+        assert copies_needed(8 << 20, 192 << 20) == (MOST_COPIED >> 20) // 8
+        assert copies_needed(1 << 20, MOST_COPIED) == copies_needed(160 << 20, 100 << 20) == 0
+
+    def test_constants_count_in_the_form_in_which_the_kernel_takes_them(self) -> None:
+        specs = (
+            ArgumentSpec((4, 4)), ArgumentSpec((2, 2), preparation="larger", constant=True),
+            ArgumentSpec((3,), "int8", constant=True), ArgumentSpec((9,), output=True),
+        )  # fmt: skip
+        arrays = [np.zeros(s, d) for s, d in (((4, 4), "f4"), ((5, 5), "f4"), ((3,), "i1"), ((9,), "f4"))]
+        assert weight_bytes(specs, arrays) == 100 + 3
+
+    def test_limits_take_fewer_samples_in_less_time(self) -> None:
+        limits = MeasureLimits(budget=2.0, max_samples=60, retakes=30, most_cold=12, min_samples=15)
+        cold = limits.cold
+        assert (cold.max_samples, cold.min_samples, cold.retakes, cold.budget) == (12, 12, 12, 1.0)
+        assert (cold.confidence, cold.drift, cold.timeout) == (limits.confidence, limits.drift, limits.timeout)
+        few = MeasureLimits(max_samples=5, min_samples=3, retakes=2).cold
+        assert (few.max_samples, few.min_samples, few.retakes) == (5, 3, 2)
+
+    def sampled(self, copies: int, clock: Clock) -> list[float]:
+        """Samples of a kernel of 3 MB of weights, on a machine whose cache keeps the 32 MB that were used last."""
+        kept: list[int] = []
+
+        def kernel(weights: int) -> None:
+            clock.now += 1e-3 if weights in kept else 4e-3
+            kept[:] = [*(k for k in kept if k != weights), weights][-10:]
+
+        limits = MeasureLimits(min_samples=6, max_samples=30, min_sample=5e-3, budget=1e9).cold
+        reference = {"memory": clock.kernel(itertools.repeat(2e-3))}
+        run = in_turn(kernel, [[i] for i in range(copies)])
+        return list(take_samples(run, reference, "memory", limits, clock).kernel)
+
+    def test_no_sample_finds_its_weights_in_the_cache(self) -> None:
+        cold = self.sampled(copies_needed(3 << 20, 32 << 20), Clock())
+        assert len(cold) == 6 and cold == pytest.approx([4e-3] * 6)
+        assert self.sampled(1, Clock()) == pytest.approx([1e-3] * 6)
+
+    def test_a_noisy_kernel_is_sampled_up_to_the_smaller_cap(self) -> None:
+        clock = Clock()
+        noisy = clock.kernel(itertools.cycle([1e-3, 3e-3, 2e-3, 5e-3, 1e-3]))
+        limits = MeasureLimits(min_samples=5, max_samples=60, most_cold=11, budget=1e9, min_sample=0.0)
+        assert len(take_samples(noisy, {}, "memory", limits.cold, clock).kernel) == 11
+
+
 class TestInputs:
     def test_are_the_same_for_the_same_seed_and_keep_to_their_ranges(self) -> None:
         specs = (
@@ -148,7 +210,8 @@ class TestInputs:
     def test_a_job_survives_the_way_to_another_process(self) -> None:
         import json
 
-        job = MeasureJob("k", "c", "x.so", "f", (ArgumentSpec((2, 3)),), "e.npz", limits=MeasureLimits(timeout=3))
+        arguments = (ArgumentSpec((2, 3)), ArgumentSpec((2, 3), constant=True))
+        job = MeasureJob("k", "c", "x.so", "f", arguments, "e.npz", limits=MeasureLimits(timeout=3), last_cache=5)
         assert MeasureJob.from_dict(json.loads(json.dumps(job.to_dict()))) == job
 
 

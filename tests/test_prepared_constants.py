@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm
 from codegen_cases import TARGET, alone, analysed_model, of_kind, program_of, run_executable, taken
 from frontend_graphs import model, node, random_inputs, run_onnxruntime, weights
 
@@ -18,6 +19,7 @@ from autofuse.codegen.program import Program
 from autofuse.compiler import Analysed
 from autofuse.cost.analytical import AnalyticalCostModel
 from autofuse.graph.model import Group
+from autofuse.measure.cold import cold_arguments, copies_needed
 from autofuse.measure.jobs import MeasureJob, MeasureLimits, fill_inputs
 from autofuse.measure.kernels import KernelSource, items_of
 from autofuse.schedule.cpu.winograd import WinogradFamily
@@ -144,6 +146,7 @@ def test_a_measured_kernel_is_checked_on_the_constants_of_the_model(analysed: An
     """The child prepares what it filled in: right outputs are those of the raw constant, others are wrong."""
     from autofuse.measure.compiler import factory as compiler
     from autofuse.measure.worker import factory as worker
+    from autofuse.measure.worker import kernel_arrays
 
     group = Group.of(analysed.graph, of_kind(analysed, "nn.conv2d")[:1])
     items = items_of([group], families(), analysed.hardware, "net", configs=1)
@@ -151,18 +154,36 @@ def test_a_measured_kernel_is_checked_on_the_constants_of_the_model(analysed: An
     with KernelSource([analysed]) as source:
         request = source.request(item, "candidate", tmp_path / "kernel.so")
         assert [a.shape for a in request.arguments if a.preparation] == [RAW]
+        assert [a.shape for a in request.arguments if a.constant] == [RAW]
         right = source.reference(item.candidate, fill_inputs(request.arguments, 0))
         other = source.reference(item.candidate, fill_inputs(request.arguments, 1))
     assert right is not None and other is not None
     compiler()(asdict(request))
     measure = worker()
 
-    def status(expected: list[Any]) -> str:
-        path = tmp_path / "expected.npz"
-        np.savez(path, *expected)
-        limits = MeasureLimits(budget=0.05, min_samples=3, max_samples=3)
-        job = MeasureJob("", "", request.library, request.function, request.arguments, str(path), 2e-5, limits=limits)
-        return str(measure(job.to_dict())["status"])
+    path = tmp_path / "expected.npz"
+    limits = MeasureLimits(budget=0.05, min_samples=3, max_samples=3, most_cold=2)
+    # Transformed, the weights have 83 kB or so: enough to be timed cold, which they have not as they are.
+    job = MeasureJob(
+        "", "", request.library, request.function, request.arguments, str(path), 2e-5, limits=limits, last_cache=1 << 20
+    )
 
-    assert status(right) == "ok"
-    assert status(other) == "wrong"
+    def answer(expected: list[Any]) -> dict[str, Any]:
+        np.savez(path, *expected)
+        return measure(job.to_dict())
+
+    found = answer(right)
+    assert found["status"] == "ok" and len(found["samples"]) == 3 and len(found["cold_samples"]) == 2
+    assert answer(other)["status"] == "wrong"
+
+    arrays = kernel_arrays(job.arguments, 0)
+    (at,) = [i for i, a in enumerate(job.arguments) if a.constant]
+    tensors = [tvm.runtime.tensor(array) for array in arrays]
+    sets = cold_arguments(job, arrays, tensors)
+    assert len(sets) == copies_needed(arrays[at].nbytes, 1 << 20) > 20
+    for given in sets:
+        assert all(a is b for i, (a, b) in enumerate(zip(given, tensors, strict=True)) if i != at)
+        assert (
+            np.array_equal(given[at].numpy(), arrays[at]) and arrays[at].shape[1] == (item.candidate.config.m + 2) ** 2
+        )
+    assert len({id(given[at]) for given in sets}) == len(sets)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from records_samples import failure, fill, group, record
+from records_samples import cold, failure, fill, group, record
 
 from autofuse.errors import RecordError
 from autofuse.graph.model import MappingType, Role, Work
@@ -28,7 +29,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RecordStor
 
 class TestEveryStore:
     def test_gives_back_what_was_added(self, store: RecordStore) -> None:
-        for given_record in (record(), failure(1, "oom", config="a=2"), record(2, layouts="NCHW8c->NCHW8c")):
+        for given_record in (
+            record(), failure(1, "oom", config="a=2"), record(2, layouts="NCHW8c->NCHW8c"), cold(3, config="a=3")
+        ):  # fmt: skip
             assert store.add(given_record)
             assert store.find(given_record.identity) == given_record
 
@@ -78,6 +81,34 @@ class TestEveryStore:
         answers = store.lookup([record().identity, record(config="a=3").identity])
         assert [round(a.normalised or 0, 9) for a in answers if a] == [1e-3, 1e-3]
         assert store.baseline("hw2") == {} and store.baseline("nowhere") == {}
+
+    def test_cold_latencies_are_those_of_the_cold_samples_or_the_hot_ones(self, store: RecordStore) -> None:
+        """Plain while the reference's usual time is not known, normalised with the hot records' when it is."""
+        drifted = {name: tuple(2 * t for t in times) for name, times in cold().cold_reference_samples.items()}
+        store.add(cold(0, 1e-3))
+        store.add(cold(1, 1e-3, times=8.0, config="a=2", cold_reference_samples=drifted))
+        store.add(record(2, 2e-3, config="a=3"))
+        store.add(failure(3, config="a=4"))
+        wanted = [record(config=f"a={n}").identity for n in (1, 2, 3, 4)]
+
+        def answers() -> list[tuple[float | None, float | None]]:
+            found = [m for m in store.lookup(wanted) if m is not None]
+            records = [store.find(identity) for identity in wanted]
+            assert [m.cold_normalised for m in found] == [r.cold_normalised for r in records if r is not None]
+            return [(m.cold_latency, m.cold_normalised) for m in found]
+
+        plain = [(3e-3, 3e-3), (8e-3, 8e-3), (2e-3, 2e-3), (None, None)]
+        assert [pytest.approx(pair) if pair[0] else pair for pair in plain] == answers()
+        store.refresh_baseline("hw1")
+        taken_out = [(3e-3, 3e-3), (8e-3, 4e-3), (2e-3, 2e-3), (None, None)]
+        assert [pytest.approx(pair) if pair[0] else pair for pair in taken_out] == answers()
+        assert store.baseline("hw1") == {"arithmetic": 2e-4}
+
+    def test_the_newest_record_counts_whether_or_not_it_has_cold_samples(self, store: RecordStore) -> None:
+        store.add(cold(0))
+        store.add(record(1, 2e-3))
+        (answer,) = store.lookup([record().identity])
+        assert answer is not None and answer.cold_normalised == answer.normalised == 2e-3
 
     def test_best_is_the_fastest_of_the_newest(self, store: RecordStore) -> None:
         store.add(record(0, 1e-4))  # superseded by the next
@@ -189,7 +220,9 @@ class TestGroupText:
 
 class TestRecord:
     def test_refuses_what_cannot_be(self) -> None:
-        for change in ({"status": "fine"}, {"reference": "sun"}, {"samples": ()}, {"samples": (0.0,)}):
+        for change in (
+            {"status": "fine"}, {"reference": "sun"}, {"samples": ()}, {"samples": (0.0,)}, {"cold_samples": (-1.0,)}
+        ):  # fmt: skip
             with pytest.raises(ValueError):
                 record(**change)
 
@@ -205,6 +238,23 @@ class TestRecord:
         assert r.latency == 4.0 and r.ratio == 3.0 and r.reference_latency == 1.0
         assert r.normalise(2.0) == 6.0 and r.normalise(None) == 4.0
         assert failure().latency is None and failure().normalise(2.0) is None
+
+    def test_cold_median_and_ratio(self) -> None:
+        r = cold(cold_samples=(6.0, 8.0, 18.0), cold_reference_samples={"arithmetic": (2.0, 2.0, 6.0)})
+        assert r.cold_latency == 8.0 and r.cold_ratio == 3.5 and r.normalise_cold(3.0) == 10.5
+        assert r.normalise_cold(None) == 8.0
+        bare = replace(r, cold_reference_samples={})
+        assert bare.cold_ratio is None and bare.normalise_cold(3.0) == 8.0
+        assert record().cold_latency is None and record().cold_ratio is None
+        assert record().normalise_cold(2e-4) == record().normalise(2e-4) == pytest.approx(1e-3)
+        assert failure().cold_latency is None and failure().normalise_cold(2.0) is None
+
+    def test_digests_from_before_there_were_cold_samples_stand(self) -> None:
+        """Of the records in tests/stores/version_1.sql; cold samples make another record."""
+        assert record().digest == "245714c8fdb45268db7e1f4a5583927a"
+        assert failure(2, config="a=2").digest == "77fb0427c285ed3d1f469383b91554a8"
+        assert len({record().digest, cold().digest, cold(times=4.0).digest}) == 3
+        assert replace(cold(), cold_reference_samples={}).digest not in (record().digest, cold().digest)
 
     def test_hardware_comes_from_the_fingerprint_and_survives_json(self) -> None:
         from autofuse.target import HardwareRow, fingerprint

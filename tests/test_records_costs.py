@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from plain_groups import FAMILY, PlainCosts, Scale, chain, key_of
+from test_cost_analytical import MACHINE, weighted
 
 from autofuse.cost.model import Candidate
 from autofuse.graph.model import Group
@@ -54,6 +57,19 @@ class TestRecordedCosts:
         assert model.costs(candidates[::-1]) == pytest.approx(expected[::-1])
         assert model.costs([]).shape == (0,) and model.sources([]) == []
 
+    def test_cold_latencies_count_for_a_network_whose_weights_do_not_stay(self, store: RecordStore) -> None:
+        """The hot one where there are no cold samples, infinity for a failure, elsewhere the fallback's answer."""
+        group = chain(["a"])
+        store.add_hardware(HERE)
+        store.add_workload(Workload(key_of(group), ""))
+        store.add(replace(self.record(group, 1, 7e-3), cold_samples=(8e-3,)))
+        store.add(self.record(group, 2, 9e-3))
+        store.add(self.record(group, 3, None))
+        candidates = [Candidate(group, FAMILY, Scale(s)) for s in (1, 2, 3, 4)]
+        for cold, expected in ((False, 7e-3), (True, 8e-3)):
+            model = RecordedCostModel(store, "hw", PlainCosts(), key_of, cold)
+            assert model.costs(candidates) == pytest.approx([expected, 9e-3, np.inf, 1e-3 / 4])
+
     def test_one_query_answers_a_batch(self) -> None:
         class Counting(MemoryStore):
             queries = 0
@@ -88,3 +104,24 @@ class TestRecordedCosts:
         store.add(replace(self.record(group, 1, 7e-3), workload=workload_key(group)))
         model = RecordedCostModel(store, "hw", PlainCosts())
         assert model.sources([Candidate(group, FAMILY, Scale(1))]) == ["record"]
+
+
+def test_the_compiler_takes_cold_costs_where_the_weights_exceed_half_of_the_last_cache(tmp_path: Path) -> None:
+    """From records, and from the models behind them."""
+    from autofuse.compiler import choose_cost_model
+    from autofuse.graph.keys import workload_key
+    from autofuse.target import fingerprint
+
+    here = RecordedHardware.of(fingerprint(2))
+    half = MACHINE.l3_bytes // 2 // 4
+    for elements, cold in ((half, False), (half + 1, True)):
+        group = weighted(8, elements)
+        key = workload_key(group)
+        with SqliteStore(tmp_path / f"{elements}.db") as store:
+            store.add_hardware(here)
+            store.add_workload(Workload(key, ""))
+            store.add(Record(key, here.digest, "plain", 1, "scale=1", samples=(7e-3,), cold_samples=(8e-3,)))
+        analysed: Any = SimpleNamespace(graph=group.graph, hardware=MACHINE, target=SimpleNamespace(threads=2))
+        model = choose_cost_model(analysed, None, None, tmp_path / f"{elements}.db")
+        assert isinstance(model, RecordedCostModel) and model.fallback.cold is cold  # type: ignore[attr-defined]
+        assert model.costs([Candidate(group, FAMILY, Scale(1))]) == pytest.approx([8e-3 if cold else 7e-3])

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from records_samples import fill, record
+from records_samples import cold, fill, record
 
 from autofuse.errors import RecordError
-from autofuse.records import SqliteStore, migrations, sqlite
+from autofuse.records import Measured, SqliteStore, migrations, sqlite
 from autofuse.records.schema import SCHEMA_VERSION
+from autofuse.records.verify import verify
 
 
 class TestSqliteFile:
@@ -311,6 +312,14 @@ class TestMigrations:
             ]  # fmt: skip
             assert next(s.records()) == record() and s.models("w1") == ("resnet50",)
             assert s.baseline("hw1") == {"arithmetic": 2e-4} and s.form("w1", "NCHW8c->") is not None
+            *_, last = s.records()
+            assert last == (cold if version > 1 else record)(
+                3, config="a=3", layouts="NCHW8c->", tir_digest="0123456789abcdef"
+            )
+            assert s.lookup([last.identity])[0] == Measured(
+                "ok", last.latency, last.normalised, last.cold_latency or last.latency, last.cold_normalised
+            )
+            assert not [problem for problem in verify(s) if problem.startswith("record ")]
             assert s.add(record(50))
         SqliteStore(tmp_path / "fresh.db").close()
         assert schema(tmp_path / "old.db") == schema(tmp_path / "fresh.db")

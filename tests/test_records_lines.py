@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from records_samples import failure, fill, group, record
+from records_samples import cold, failure, fill, group, record
 
 from autofuse.errors import RecordError
 from autofuse.records import Form, MemoryStore, Record, RecordStore, SqliteStore, Workload
 from autofuse.records.groups import group_to_text
+from autofuse.records.record import COLD_FIELDS
 from autofuse.records.schema import SCHEMA_VERSION
 
 
@@ -27,20 +28,44 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RecordStor
 
 class TestEveryStore:
     def test_export_and_import_round_trip(self, store: RecordStore, tmp_path: Path) -> None:
-        for r in (record(3), failure(2, config="ü=1"), record(1, hardware="hw2")):
+        for r in (record(3), failure(2, config="ü=1"), record(1, hardware="hw2"), cold(4, config="a=4")):
             store.add(r)
         store.add_form(Form("w1", "NCHW8c->", group_to_text(group())))
         store.refresh_baseline("hw1")
         store.refresh_baseline("hw2")
-        assert store.export_lines(tmp_path / "a.jsonl") == 3
+        assert store.export_lines(tmp_path / "a.jsonl") == 4
         other = MemoryStore()
-        assert other.import_lines(tmp_path / "a.jsonl") == 3
+        assert other.import_lines(tmp_path / "a.jsonl") == 4
         assert other.import_lines(tmp_path / "a.jsonl") == 0
         assert list(other.records()) == list(store.records()) and list(other.forms()) == list(store.forms())
-        assert [r.normalised for r in other.records()] == [r.normalised for r in store.records()]
+        for name in ("normalised", "cold_normalised"):
+            assert [getattr(r, name) for r in other.records()] == [getattr(r, name) for r in store.records()]
         other.export_lines(tmp_path / "b.jsonl")
         assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
         assert sorted(p.name for p in tmp_path.glob("*.jsonl*")) == ["a.jsonl", "b.jsonl"]
+
+    def test_a_file_of_schema_1_is_read_and_its_records_are_the_same_ones(
+        self, store: RecordStore, tmp_path: Path
+    ) -> None:
+        store.add(record())
+        store.add(failure(1, config="a=2"))
+        store.export_lines(tmp_path / "new.jsonl")
+        lines = [json.loads(line) for line in (tmp_path / "new.jsonl").read_text().splitlines()]
+        for value in lines:
+            for name in COLD_FIELDS:
+                value.pop(name, None)
+        lines[0]["schema"] = 1
+        old = tmp_path / "old.jsonl"
+        old.write_text("".join(json.dumps(value) + "\n" for value in lines))
+        other = MemoryStore()
+        assert other.import_lines(old) == 2 and store.import_lines(old) == 0
+        assert list(other.records()) == list(store.records())
+        for schema, first in ((1, (tmp_path / "new.jsonl")), (2, old)):  # the fields of the other version
+            lines = first.read_text().splitlines()
+            bad = tmp_path / "bad.jsonl"
+            bad.write_text("\n".join([f'{{"schema":{schema},"type":"autofuse-records"}}', *lines[1:]]) + "\n")
+            with pytest.raises(RecordError, match=r"missing or unknown fields: cold_reference_samples, cold_samples"):
+                other.import_lines(bad)
 
     def test_merge_takes_what_is_new_and_only_that(self, store: RecordStore) -> None:
         other = fill(MemoryStore())
@@ -53,7 +78,7 @@ class TestEveryStore:
         assert store.models("w3") == ("vgg16",)
 
     def test_a_failed_import_leaves_nothing(self, store: RecordStore, tmp_path: Path) -> None:
-        store.add(record())
+        store.add(cold())
         store.export_lines(tmp_path / "a.jsonl")
         good = (tmp_path / "a.jsonl").read_text()
         extra = good.splitlines()[-1].replace('"a=1"', '"a=9"')
@@ -77,6 +102,11 @@ class TestEveryStore:
             extra.replace('"memory":[0.001,', '"memory":['),
             extra.replace('"memory":[0.001', '"memory":[{}'),
             extra.replace('"reference":"arithmetic"', '"reference":"__import__"'),
+            extra.replace('"cold_samples":[0.003', '"cold_samples":[0'),
+            extra.replace('"cold_samples":[0.003,', '"cold_samples":['),
+            extra.replace('"cold_samples":[', '"cold_samples":{"a":['),
+            extra.replace('"cold_reference_samples":{"arithmetic"', '"cold_reference_samples":{"sun"'),
+            extra.replace('"cold_reference_samples"', '"lukewarm_reference_samples"'),
         ):
             assert bad != extra
             path = tmp_path / "bad.jsonl"
@@ -106,7 +136,7 @@ class TestMerging:
         for n in range(3):
             other = fill(MemoryStore())
             other.add_workload(Workload("w1", "conv 1"), [f"net{n}"])
-            for r in (record(n), record(9), record(n, config=f"a={n}", tvm_version=f"0.{n}"), failure(n, config="b=1")):
+            for r in (record(n), record(9), cold(n, config=f"a={n}", tvm_version=f"0.{n}"), failure(n, config="b=1")):
                 other.add(r)
             found.append(other)
         return found
@@ -143,7 +173,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("lines")
     store = fill(MemoryStore())
     store.add_form(Form("w1", "NCHW8c->", group_to_text(group())))
-    store.add(record())
+    store.add(cold())
     store.add(failure(1, config="a=2"))
     store.export_lines(folder / "a.jsonl")
     return (folder / "a.jsonl").read_text(encoding="ascii").splitlines()
@@ -169,7 +199,7 @@ class TestLines:
     def test_a_new_record_is_one_new_line(self, exported: list[str], tmp_path: Path) -> None:
         store = fill(MemoryStore())
         store.add_form(Form("w1", "NCHW8c->", group_to_text(group())))
-        for r in (failure(1, config="a=2"), record(7, config="a=5"), record()):
+        for r in (failure(1, config="a=2"), record(7, config="a=5"), cold()):
             store.add(r)
         store.export_lines(tmp_path / "b.jsonl")
         new = (tmp_path / "b.jsonl").read_text().splitlines()

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 from plain_groups import PlainFamily, Scale, chain
-from records_samples import HERE, failure, fill, record, stamp
+from records_samples import HERE, cold, failure, fill, record, stamp
 
 from autofuse.cli import main
 from autofuse.graph.keys import canonical_text, workload_key
@@ -62,6 +62,21 @@ class TestNoise:
         assert spread.pairs == 6 and spread.normalised == pytest.approx((0.0, 0.0), abs=1e-9)
         assert spread.latency is not None and spread.latency[0] > 0.3
 
+    def test_cold_latencies_are_compared_where_both_were_taken(self, store: RecordStore) -> None:
+        store.add(cold(0, times=2.0))
+        store.add(cold(1, times=2.2))
+        store.add(record(2))
+        store.add(record(3, config="a=2"))
+        store.add(record(4, config="a=2"))
+        store.refresh_baseline("hw1")
+        spread = noise(store).overall
+        assert (spread.kernels, spread.pairs, spread.cold_pairs) == (2, 4, 1)
+        assert spread.normalised == pytest.approx((0.0, 0.0), abs=1e-9)
+        assert spread.cold == pytest.approx((0.2 / 2.1, 0.2 / 2.1))
+        told = json.loads(json.dumps(noise(store).as_dict()))
+        assert told["cold"]["median"] == pytest.approx(0.2 / 2.1) and told["families"]["conv"]["cold_pairs"] == 1
+        assert noise(MemoryStore()).overall.cold is None
+
     def test_other_hardware_is_another_kernel(self, store: RecordStore) -> None:
         store.add(drifted(0, 1e-3))
         store.add(drifted(1, 2e-3, hardware="hw2"))
@@ -79,7 +94,7 @@ class TestNoise:
 class TestPrune:
     def test_drops_what_is_asked_for_and_nothing_else(self, store: RecordStore) -> None:
         old, gone = record(0, family_version=1), record(1, family="gone")
-        first, second, newest = (record(s, family_version=2) for s in (2, 3, 4))
+        first, second, newest = (cold(s, family_version=2) for s in (2, 3, 4))
         failed = failure(5, config="a=2", family_version=2)
         everything = [old, gone, first, second, newest, failed]
         for r in everything:
@@ -144,6 +159,7 @@ def sound(store: RecordStore) -> RecordStore:
     for second in range(3):
         store.add(record(second, workload=KEY, config=f"a={second}", tir_digest="0123456789abcdef"))
     store.add(failure(4, workload=KEY))
+    store.add(cold(5, workload=KEY, config="a=5"))
     store.refresh_baseline("hw1")
     return store
 
@@ -165,6 +181,19 @@ class TestVerify:
             ("UPDATE record SET samples = '7' WHERE id = 2", "record 2: is none"),
             ("UPDATE record SET tir_digest = 'rm -rf' WHERE id = 3", "no digest of code"),
             ("UPDATE record SET reference_samples = '{\"memory\":[1.0]}' WHERE id = 3", "3 samples beside 1"),
+            ("UPDATE record SET cold_samples = '[0.5,0.5,0.5]' WHERE id = 5", "its digest is"),
+            (
+                "UPDATE record SET cold_samples = '[0.5,0.5,0.5]' WHERE id = 1",
+                "its cold_latency is 0.5, the table says",
+            ),
+            ("UPDATE record SET cold_latency = NULL WHERE id = 5", "its cold_latency is 0.003, the table says None"),
+            ("UPDATE record SET cold_ratio = 7.0 WHERE id = 5", "its cold_ratio is"),
+            ("UPDATE record SET cold_samples = '7' WHERE id = 5", "record 5: is none"),
+            ("UPDATE record SET cold_reference_samples = '[1]' WHERE id = 5", "record 5: is none"),
+            (
+                "UPDATE record SET cold_reference_samples = '{\"arithmetic\":[1.0]}' WHERE id = 5",
+                "3 cold samples beside 1",
+            ),
             ("UPDATE record SET workload = 99 WHERE id = 1", "record 1: refers to a workload that is not there"),
             ("UPDATE workload SET text = 'another'", "the key of its text is"),
             ("UPDATE workload SET key = 'deadbeef'", "the key of its group is"),
@@ -232,7 +261,7 @@ class TestRevalidate:
             digest = "" if made is None else f"{made:016x}"
             store.add(record(second, **{"workload": KEY, "config": f"scale={scale}", "tir_digest": digest, **changes}))
 
-        one(0, 1, 1)  # the same code
+        store.add(cold(0, workload=KEY, config="scale=1", tir_digest=f"{1:016x}"))  # the same code
         one(1, 1, 1)  # measured again
         one(2, 2, 7)  # other code
         one(3, 3, 3, family_version=2)  # of the present version already
@@ -301,10 +330,13 @@ class TestCommands:
         assert "no kernel was measured twice" in capsys.readouterr().out
         with SqliteStore(tmp_path / "again.db") as s:
             sound(s).add(record(9, 1.1e-3, workload=KEY, config="a=1"))
+            s.add(cold(9, 1.1e-3, workload=KEY, config="a=5"))
         assert call("noise", db, tmp_path / "again.db", "--json") == 0
         report = json.loads(capsys.readouterr().out)
-        assert report["pairs"] == 1 and report["families"]["conv"]["normalised"]["median"] == pytest.approx(
-            0.0952, 0.01
+        assert (
+            report["pairs"] == 2
+            and report["cold_pairs"] == 1
+            and report["families"]["conv"]["normalised"]["median"] == pytest.approx(0.0952, 0.01)
         )
         assert call("noise", db, tmp_path / "again.db") == 0
         out = capsys.readouterr().out
@@ -319,7 +351,7 @@ class TestCommands:
             "records": 1, "reasons": {"failed": 1}, "families": {"conv 1": 1}, "dropped": True,
         }  # fmt: skip
         assert call("prune", db, "--old") == 0  # the family "conv" is none of those that exist
-        assert "3 old" in capsys.readouterr().out
+        assert "4 old" in capsys.readouterr().out
         assert call("prune", db) == 2
         assert "--superseded" in capsys.readouterr().err
 
@@ -336,21 +368,24 @@ class TestCommands:
 
     def test_listing_showing_and_counting(self, db: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert call("ls", db, "--status", "ok", "--json") == 0
-        assert len(json.loads(capsys.readouterr().out)) == 3
+        assert len(json.loads(capsys.readouterr().out)) == 4
         assert call("show", db, KEY[:6], "--json") == 0
         shown = json.loads(capsys.readouterr().out)
-        assert shown["models"] == ["net"] and len(shown["records"]) == 4
+        assert shown["models"] == ["net"] and len(shown["records"]) == 5
+        assert [r["cold_samples"] for r in shown["records"] if r["cold_samples"]] == [[0.003, 0.003, 0.006]]
+        assert call("show", db, KEY[:6]) == 0
+        assert capsys.readouterr().out.count("3000.00 µs with cold weights") == 1
         assert call("show", db, "zzz") == 2
         assert "no workload starts" in capsys.readouterr().err
         assert call("stats", db, "--json") == 0
         counts = json.loads(capsys.readouterr().out)
-        assert (counts["ok"], counts["failed"], counts["workloads"]) == (3, 1, 1)
+        assert (counts["ok"], counts["failed"], counts["workloads"]) == (4, 1, 1)
 
     def test_exporting_importing_and_merging(
         self, db: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert call("export", db, "-o", tmp_path / "a.jsonl") == 0
-        for new in ("4 records were new", "0 records were new"):
+        for new in ("5 records were new", "0 records were new"):
             assert call("import", tmp_path / "b.db", tmp_path / "a.jsonl") == 0
             assert new in capsys.readouterr().out
         assert call("merge", tmp_path / "b.db", db, db) == 0

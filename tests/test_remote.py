@@ -15,7 +15,7 @@ from plain_groups import FAMILY, Scale, chain
 from rpc_farm import Farm, farm, free_port, small_network
 
 # The conformance suite, run here on the fixture `runner` of this module.
-from test_runner import QUICK, TestEveryRunner, bad, builder, folder, job, module  # noqa: F401
+from test_runner import QUICK, TestEveryRunner, bad, builder, folder, job, module, weighted  # noqa: F401
 
 from autofuse.cli import cli
 from autofuse.cost.model import Candidate

@@ -29,9 +29,12 @@ from autofuse.measure import (
 )
 from autofuse.measure.jobs import fill_inputs
 from autofuse.measure.process import ChildProcess
+from autofuse.records.record import quiet
+from autofuse.target import fingerprint
 
 QUICK = MeasureLimits(timeout=20.0, budget=0.1, min_samples=4, max_samples=6, min_sample=1e-5)
 SIZE = 4096
+WEIGHTS = 1 << 16  # floats: 256 kB
 
 # Kernels that no compiler would make: one that dies and one that never ends, in TVM's calling convention.
 BAD = """
@@ -53,6 +56,23 @@ def module(scale: float = 2.0, name: str = "twice"):  # type: ignore[no-untyped-
                 out[i * 1024 + j] = x[i * 1024 + j] * T.float32(scale)
 
     return tvm.IRModule({name: kernel.with_attr("global_symbol", name)})
+
+
+def weighted_module():  # type: ignore[no-untyped-def]
+    """out = x * weight, over WEIGHTS floats."""
+    import tvm
+    from tvm.script import tirx as T
+
+    @T.prim_func
+    def kernel(  # type: ignore
+        x: T.Buffer((WEIGHTS,), "float32"), weight: T.Buffer((WEIGHTS,), "float32"),
+        out: T.Buffer((WEIGHTS,), "float32")
+    ):  # fmt: skip
+        for i in T.parallel(WEIGHTS // 1024):
+            for j in T.vectorized(1024):
+                out[i * 1024 + j] = x[i * 1024 + j] * weight[i * 1024 + j]
+
+    return tvm.IRModule({"scaled": kernel.with_attr("global_symbol", "scaled")})
 
 
 def request(folder: Path, **changes: object) -> BuildRequest:
@@ -85,6 +105,20 @@ def job(folder: Path, builder: PoolBuilder) -> MeasureJob:
 
 
 @pytest.fixture(scope="module")
+def weighted(folder: Path, builder: PoolBuilder) -> MeasureJob:
+    """A kernel with weights, on a machine with the last cache of this one."""
+    (built,) = builder.build(
+        [module_request(weighted_module(), "w", "b=1", str(folder / "w.so"), {"kind": "llvm"}, 1, constants=[1])]
+    )
+    assert built.status == "ok" and [a.constant for a in built.arguments] == [False, True, False], built.message
+    np.savez(folder / "scaled.npz", np.multiply(*fill_inputs(built.arguments, 0)))
+    return MeasureJob(
+        "w", built.candidate, built.library, built.function, built.arguments, str(folder / "scaled.npz"),
+        reference="memory", limits=QUICK, last_cache=fingerprint(2).l3_bytes or 32 << 20,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
 def bad(folder: Path) -> str:
     (folder / "bad.c").write_text(BAD)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(folder / "bad.so"), str(folder / "bad.c")], check=True)
@@ -92,12 +126,12 @@ def bad(folder: Path) -> str:
 
 
 @pytest.fixture(scope="module", params=["local", "replay"])
-def runner(request: pytest.FixtureRequest, job: MeasureJob) -> Iterator[Runner]:
-    known = MeasureResult(
-        job.key, job.candidate, "ok", "", (1e-5, 2e-5, 3e-5, 4e-5),
-        {"arithmetic": (1e-4,) * 4, "memory": (1e-3,) * 4},
-    )  # fmt: skip
-    made: Runner = LocalRunner(2) if request.param == "local" else ReplayRunner({(job.key, job.candidate): known})
+def runner(request: pytest.FixtureRequest, job: MeasureJob, weighted: MeasureJob) -> Iterator[Runner]:
+    times, beside = (1e-5, 2e-5, 3e-5, 4e-5), {"arithmetic": (1e-4,) * 4, "memory": (1e-3,) * 4}
+    known = MeasureResult(job.key, job.candidate, "ok", "", times, beside)
+    cold = replace(known, candidate=weighted.candidate, cold_samples=times, cold_reference_samples=beside)
+    replayed = ReplayRunner({(r.key, r.candidate): r for r in (known, cold)})
+    made: Runner = LocalRunner(2) if request.param == "local" else replayed
     with made:
         yield made
 
@@ -118,6 +152,15 @@ class TestEveryRunner:
             "arithmetic": len(result.samples),
             "memory": len(result.samples),
         }
+        assert result.cold_samples == () and result.cold_reference_samples == {}
+
+    def test_kernels_with_weights_are_timed_with_cold_ones_too(self, runner: Runner, weighted: MeasureJob) -> None:
+        (result,) = runner.measure([weighted])
+        assert result.status == "ok", result.message
+        count = len(result.cold_samples)
+        assert count >= 3 and all(0 < seconds < 1 for seconds in result.cold_samples)
+        assert {n: len(t) for n, t in result.cold_reference_samples.items()} == {"arithmetic": count, "memory": count}
+        assert len(result.reference_samples["memory"]) == len(result.samples) >= 3
 
     def test_takes_no_job_before_the_last_result_was_taken(self, runner: Runner, job: MeasureJob) -> None:
         given: list[int] = []
@@ -144,6 +187,23 @@ def local() -> Iterator[LocalRunner]:
 
 
 class TestLocalRunner:
+    def test_cold_weights_are_no_faster_than_hot_ones(self, local: LocalRunner, weighted: MeasureJob) -> None:
+        limits = replace(QUICK, min_samples=12, max_samples=12, budget=2.0, min_sample=3e-4)
+        (r,) = local.measure([replace(weighted, limits=limits)])
+        assert r.status == "ok", r.message
+        hot = quiet(r.samples) / quiet(r.reference_samples["memory"])
+        assert quiet(r.cold_samples) / quiet(r.cold_reference_samples["memory"]) >= 0.9 * hot
+
+    def test_without_a_last_cache_or_with_few_weights_there_are_no_cold_samples(
+        self, local: LocalRunner, job: MeasureJob, weighted: MeasureJob
+    ) -> None:
+        few = replace(
+            job, arguments=tuple(replace(a, constant=not a.output) for a in job.arguments), last_cache=1 << 20
+        )
+        for asked in (replace(weighted, last_cache=0), replace(weighted, last_cache=4 * WEIGHTS // 2), few):
+            (result,) = local.measure([asked])
+            assert result.status == "ok" and result.samples and not result.cold_samples
+
     def test_wrong_numbers_are_found(self, local: LocalRunner, job: MeasureJob, folder: Path) -> None:
         (result,) = local.measure([replace(job, expected=str(folder / "wrong.npz"))])
         assert result.status == "wrong" and "1 of 4096 values" in result.message and "(7,)" in result.message

@@ -108,6 +108,7 @@ def show(db: str, workload: str, as_json: bool) -> None:
     click.echo(chosen.text)
     for record in sorted(records, key=lambda r: r.latency or float("inf")):
         time = f"{record.latency * 1e6:10.2f} µs" if record.latency else f"{record.status}: {record.message}"
+        time += f", {record.cold_latency * 1e6:.2f} µs with cold weights" if record.cold_latency else ""
         click.echo(f"  {record.family}[{record.config}]  {time}")
 
 
@@ -180,10 +181,10 @@ def noise_(db: str, others: tuple[str, ...], as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("family", "kernels", "pairs", "median", "95 %", "median, plain", "95 %, plain")
+    table = Table("family", "kernels", "pairs", "median", "95 %", "median, plain", "95 %, plain", "cold", "95 %, cold")
     for name, spread in [*sorted(report.families.items()), ("all", report.overall)]:
         assert spread.normalised is not None and spread.latency is not None
-        shares = [f"{100 * d:.2f} %" for d in (*spread.normalised, *spread.latency)]
+        shares = [f"{100 * d:.2f} %" for d in (*spread.normalised, *spread.latency, *(spread.cold or ()))]
         table.add_row(name, str(spread.kernels), str(spread.pairs), *shares)
     Console().print(table)
     if report.changed:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autofuse.cost.model import Candidate, CostModel
-from autofuse.graph.model import Group
+from autofuse.graph.model import Group, Role
 from autofuse.schedule.family import SHAPE_FIELDS, Configuration, ScheduleFamily
 from autofuse.target import Hardware
 
@@ -55,8 +55,8 @@ def group_quantities(group: Group) -> tuple[float, ...]:
     """What the model needs of a group whatever its configuration.
 
     (fma, chained simple, free simple, chained compare, free compare, divide, special) in scalar operations, then the
-    compulsory bytes: its inputs and outputs once. Chained are those of reductions without multiply-adds (a sum, a
-    maximum): each waits for the one before it, as multiply-adds do.
+    compulsory bytes: its inputs and outputs once, and the constants among them. Chained are those of reductions without
+    multiply-adds (a sum, a maximum): each waits for the one before it, as multiply-adds do.
     """
     fma = divide = special = 0
     simple, compare = [0, 0], [0, 0]  # free, chained
@@ -70,7 +70,8 @@ def group_quantities(group: Group) -> tuple[float, ...]:
         special += work.special
     tensors = group.graph.tensors
     moved = sum(tensors[t].bytes for t in (*group.inputs, *group.outputs))
-    return tuple(map(float, (fma, simple[1], simple[0], compare[1], compare[0], divide, special, moved)))
+    weights = sum(tensors[t].bytes for t in group.inputs if tensors[t].role is Role.CONSTANT)
+    return tuple(map(float, (fma, simple[1], simple[0], compare[1], compare[0], divide, special, moved, weights)))
 
 
 def outside(size: Array, capacity: float | Array) -> Array:
@@ -85,12 +86,15 @@ class AnalyticalCostModel(CostModel):
     """Latency from a hardware description alone: the seed of every search, and the learned model's base.
 
     Costs are those of the kernel by itself, as a measurement of it sees them; `call_cost` is what a plan adds for each.
+    `cold`: of a kernel in a network whose weights do not stay in the last cache (`weights.py`): its constants come from
+    memory in every run.
     """
 
     name: ClassVar[str] = "analytical"
 
-    def __init__(self, hardware: Hardware) -> None:
+    def __init__(self, hardware: Hardware, cold: bool = False) -> None:
         self.hardware = hardware
+        self.cold = cold
         h = hardware
         # A level further out is never faster, whatever noise a calibration caught.
         self._l1 = h.l1_bandwidth
@@ -147,11 +151,11 @@ class AnalyticalCostModel(CostModel):
                 row = rows[key] = len(unique)
                 unique.append(group_quantities(candidate.group))
             index[i] = row
-        quantities = np.array(unique, np.float64).reshape(-1, 8)[index]
+        quantities = np.array(unique, np.float64).reshape(-1, 9)[index]
         return self.evaluate(quantities, shapes)
 
     def evaluate(self, quantities: Array, shape: Array) -> Terms:
-        """`terms` from plain numbers: quantities (n, 8) of `group_quantities`, shape (n, 16) of `shape_matrix`."""
+        """`terms` from plain numbers: quantities (n, 9) of `group_quantities`, shape (n, 16) of `shape_matrix`."""
         h = self.hardware
         tasks, fill, accumulators, chains, recompute, loads, l1, l2, l3, compulsory, footprint = shape.T[:11]
         loops, scattered, exposed, fma_ratio, extra_simple = shape.T[11:]
@@ -174,7 +178,8 @@ class AnalyticalCostModel(CostModel):
 
         compulsory = np.where(compulsory > 0, compulsory * runs, quantities[:, 7])
         used = np.minimum(tasks, h.cores)
-        result |= self._traffic(compulsory, l1 * runs, l2 * runs, l3 * runs, footprint * runs, used, speedup)
+        cold = self._cold_bytes(compulsory, quantities) if self.cold else np.zeros(len(shape))
+        result |= self._traffic(compulsory, cold, l1 * runs, l2 * runs, l3 * runs, footprint * runs, used, speedup)
         result["l1"] /= lanes
         # Each loop nest of a parallel kernel enters and leaves the pool once.
         parallel = (tasks > 1) & (h.cores > 1)
@@ -211,25 +216,43 @@ class AnalyticalCostModel(CostModel):
             "special": special / (h.special_per_second * lanes),
         }
 
+    def _cold_bytes(self, compulsory: Array, quantities: Array) -> Array:
+        """Bytes of a kernel's constants, in the form in which it reads them.
+
+        What its compulsory traffic is beyond that of its other tensors: a form may be larger, and of a table only some
+        rows are read.
+        """
+        moved, weights = quantities[:, 7:].T
+        return np.where(weights > 0, np.maximum(compulsory - (moved - weights), 0.0), 0.0)
+
     def _traffic(
-        self, compulsory: Array, l1: Array, l2: Array, l3: Array, footprint: Array, used: Array, speedup: Array
+        self,
+        compulsory: Array,
+        cold: Array,
+        l1: Array,
+        l2: Array,
+        l3: Array,
+        footprint: Array,
+        used: Array,
+        speedup: Array,
     ) -> Terms:
         """Seconds for the bytes that cross each border: registers/L1, L1/L2, L2/L3, L3/memory.
 
         Compulsory bytes (inputs and outputs once) cross the borders that their producer's leftovers do not save them:
         L1 and L2 always; L3 as far as a core's part of them, or what one task works on, does not fit its L2, HANDED_ON
-        of them at least; memory as far as they do not fit L3 (tensors are hot in L3 unless they are larger). Traffic
-        that the tiling repeats is stated by the kernel shape; what it repeats across L2/L3 comes from memory where the
-        tasks that run at once overflow L3 together. They share what they read, so together they hold no more than the
-        compulsory bytes, unless one alone does. L1, L2 and L3 bandwidths are a core's and add up over cores; memory's
-        is the chip's, and one core cannot draw more of it than of L3. (L1 bandwidth is that of full vectors: `evaluate`
-        divides by the share of lanes in use.)
+        of them at least; memory as far as they do not fit L3 (tensors are hot in L3 unless they are larger), and those
+        of them that are `cold` whatever their size. Traffic that the tiling repeats is stated by the kernel shape; what
+        it repeats across L2/L3 comes from memory where the tasks that run at once overflow L3 together. They share what
+        they read, so together they hold no more than the compulsory bytes, unless one alone does. L1, L2 and L3
+        bandwidths are a core's and add up over cores; memory's is the chip's, and one core cannot draw more of it than
+        of L3. (L1 bandwidth is that of full vectors: `evaluate` divides by the share of lanes in use.)
         """
         h = self.hardware
         running = np.maximum(footprint, np.minimum(footprint * used, compulsory))
         past_l2 = np.maximum(outside(np.maximum(compulsory / used, footprint), h.l2_bytes), HANDED_ON)
         past_l3 = outside(np.maximum(compulsory, running), h.l3_bytes)
-        from_memory = np.maximum(compulsory * past_l3, l3 * outside(running, h.l3_bytes))
+        once = compulsory * past_l3 + cold * (1.0 - past_l3)
+        from_memory = np.maximum(once, l3 * outside(running, h.l3_bytes))
         return {
             "l1": np.maximum(l1, compulsory) / (self._l1 * speedup),
             "l2": np.maximum(l2, compulsory) / (self._l2 * speedup),

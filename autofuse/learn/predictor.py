@@ -8,13 +8,14 @@ import os
 import shutil
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autofuse.cost.analytical import AnalyticalCostModel
 from autofuse.cost.features import extract, feature_names
 from autofuse.cost.model import Candidate, CostModel
 from autofuse.errors import PredictorError
@@ -42,12 +43,16 @@ class LearnedCostModel(CostModel):
     know: candidates of families (or of versions of them) that it was not trained on, candidates outside the training
     range, and those that its members disagree on. On hardware that the card describes the analytical part uses the
     description in the card, so that a new calibration shifts nothing.
+
+    What is learned are latencies with hot weights. `cold` (a network whose weights do not stay in the last cache,
+    `cost/weights.py`) takes them times what the analytical model says that cold weights cost.
     """
 
     name: ClassVar[str] = "learned"
 
-    def __init__(self, card: Card, members: Sequence[bytes], hardware: Hardware) -> None:
+    def __init__(self, card: Card, members: Sequence[bytes], hardware: Hardware, cold: bool = False) -> None:
         self.card = card
+        self.cold = cold
         self._members = [Booster(m) for m in members]
         alike = [h for h in card.hardware if _same_machine(h.description, hardware)]
         alike.sort(key=lambda h: (h.description.name != hardware.name, -h.records, h.digest))
@@ -69,10 +74,17 @@ class LearnedCostModel(CostModel):
             return Prediction(np.empty(0), np.empty(0, bool), np.empty(0))
         versions = self.card.families
         known = [versions.get(c.family.name) == c.family.version for c in candidates]
-        return self.predict_rows(extract(candidates, self.hardware), np.array(known, bool))
+        found = self.predict_rows(extract(candidates, self.hardware), np.array(known, bool))
+        return replace(found, seconds=found.seconds * self._slower(candidates)) if self.cold else found
+
+    def _slower(self, candidates: Sequence[Candidate]) -> NDArray[np.float64]:
+        """Cold over hot latency of each candidate, as the analytical model has it."""
+        hot, cold = (AnalyticalCostModel(self.hardware, cold=cold) for cold in (False, True))
+        shapes = hot.shapes(candidates)
+        return cold.terms(candidates, shapes)["total"] / hot.terms(candidates, shapes)["total"]
 
     def predict_rows(self, features: NDArray[np.float32], known: NDArray[np.bool_] | None = None) -> Prediction:
-        """The same from features (n, columns); `known`: whether the card knows a row's family."""
+        """With hot weights, from features (n, columns); `known`: whether the card knows a row's family."""
         residuals = np.array([member.predict(features) for member in self._members])
         residual = residuals.mean(axis=0)
         spread = residuals.std(axis=0, ddof=1) if len(residuals) > 1 else np.zeros(len(features))
@@ -142,8 +154,8 @@ def save_predictor(trained: Trained, directory: str | Path) -> Path:
     return target
 
 
-def load_predictor(directory: str | Path, hardware: Hardware) -> LearnedCostModel:
-    """The predictor in `directory` as a cost model for `hardware`.
+def load_predictor(directory: str | Path, hardware: Hardware, cold: bool = False) -> LearnedCostModel:
+    """The predictor in `directory` as a cost model for `hardware`; `cold`: see LearnedCostModel.
 
     PredictorError if it is missing, damaged, or of another version or kind of target. On hardware that it was not
     trained for a warning says so.
@@ -178,7 +190,7 @@ def load_predictor(directory: str | Path, hardware: Hardware) -> LearnedCostMode
         if hashlib.sha256(members[-1]).hexdigest() != member.sha256:
             raise PredictorError(f"the predictor in {folder} is damaged ({member.file} was changed); {advice} again")
     try:
-        model = LearnedCostModel(card, members, hardware)
+        model = LearnedCostModel(card, members, hardware, cold)
     except ValueError as error:
         raise PredictorError(f"the predictor in {folder} is damaged ({error}); {advice} again") from None
     if not model.known_hardware:

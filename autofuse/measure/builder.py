@@ -8,7 +8,7 @@ from __future__ import annotations
 import abc
 import queue
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
@@ -70,11 +70,13 @@ def module_request(
     options: Mapping[str, Any] | None = None,
     ranges: Mapping[int, tuple[float, float]] | None = None,
     prepared: Mapping[int, tuple[str, tuple[int, ...]]] | None = None,
+    constants: Container[int] = (),
 ) -> BuildRequest:
     """A request to build the only PrimFunc of `module`, whose last `outputs` parameters are written.
 
     `ranges`: parameter → (low, high) of what it may be filled with (indices of a gather). `prepared`: parameter →
-    (preparation, shape before it). ValueError for a module that is not one PrimFunc with static shapes.
+    (preparation, shape before it). `constants`: parameters that are the network's weights. ValueError for a module that
+    is not one PrimFunc with static shapes.
     """
     import tvm
 
@@ -89,7 +91,7 @@ def module_request(
     for i, param in enumerate(func.params):
         low, high = (ranges or {}).get(i, (-1.0, 1.0))
         form, shape = (prepared or {}).get(i, ("", tuple(int(extent) for extent in param.shape)))
-        arguments.append(ArgumentSpec(shape, str(param.dtype), i >= first, low, high, form))
+        arguments.append(ArgumentSpec(shape, str(param.dtype), i >= first, low, high, form, i in constants))
     return BuildRequest(
         key,
         candidate,

@@ -87,6 +87,12 @@ def nearer_reference(candidate: Candidate) -> str:
     return "arithmetic" if group.work.flops > _BALANCE * moved else "memory"
 
 
+def last_cache(hardware: RecordedHardware) -> int:
+    """Bytes of the outermost cache that a CPU's hardware row names; 0 if it names none."""
+    sizes = (hardware.detail.get(name) for name in ("l3_bytes", "l2_bytes"))
+    return next((size for size in sizes if isinstance(size, int) and size > 0), 0)
+
+
 def collect(
     items: Iterable[CollectItem],
     store: RecordStore,
@@ -276,6 +282,7 @@ class _Collection:
             self.settings.seed,
             nearer_reference(item.candidate),
             self.settings.limits,
+            last_cache(self.hardware),
         )
 
     def expect(self, item: CollectItem, arguments: tuple[ArgumentSpec, ...], folder: Path) -> Path | None:
@@ -330,6 +337,8 @@ class _Collection:
                 self.versions["tvm"],
                 self.versions["autofuse"],
                 built.tir_digest,
+                cold_samples=result.cold_samples if result else (),
+                cold_reference_samples=result.cold_reference_samples if result else {},
             )
         )
         s = self.stats

@@ -16,15 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import tvm
+from numpy.typing import NDArray
 from tvm import rpc
 
 from autofuse.codegen.link import linker
 from autofuse.measure.child import Handler
+from autofuse.measure.cold import copies_needed, weight_bytes
 from autofuse.measure.jobs import MeasureJob
 from autofuse.measure.references import FILL, NAMES, compile_references, reference_arrays
-from autofuse.measure.server import DEADLINE, DESCRIBE
-from autofuse.measure.timing import Steadiness, Timed, sample_runs
-from autofuse.measure.worker import kernel_inputs, poison, wrong_outputs
+from autofuse.measure.server import COLD, COLD_RUN, DEADLINE, DESCRIBE
+from autofuse.measure.timing import Samples, Steadiness, Timed, sample_runs
+from autofuse.measure.worker import answer_of, kernel_arrays, wrong_outputs
 
 
 def factory(host: str, port: str, key: str) -> Handler:
@@ -69,7 +71,8 @@ class Device:
         self._steadiness = Steadiness()
         self._numbers = count()
         session.upload(bytearray(_references(json.dumps(target))), "references.so")
-        module = self._load("references.so")
+        module = session.load_module("references.so")
+        session.remove("references.so")
         self._references = {name: self._timed(module, name, self._reference_tensors(module, name)) for name in NAMES}
 
     def _reference_tensors(self, module: Any, name: str) -> list[Any]:
@@ -87,12 +90,6 @@ class Device:
         self._session.upload(str(library), name)
         return name
 
-    def _load(self, name: str) -> Any:
-        try:
-            return self._session.load_module(name)
-        finally:
-            self._session.remove(name)
-
     def _timed(self, module: Any, function: str, tensors: Sequence[Any]) -> Timed:
         """Runs there, timed there: what the way to the device takes is no part of it."""
         evaluators: dict[int, Any] = {}
@@ -108,13 +105,15 @@ class Device:
         """Check and time one kernel. Raises what went wrong, as long as the device lives on."""
         begin = time.monotonic()
         try:
-            inputs = iter(kernel_inputs(job.arguments, job.seed))
-            arrays = [poison(a.shape, a.dtype) if a.output else next(inputs) for a in job.arguments]
+            arrays = kernel_arrays(job.arguments, job.seed)
             name = self._upload(Path(job.library))
             tensors = [tvm.runtime.tensor(array, device=self._cpu) for array in arrays]
             begin = time.monotonic()
             self._deadline(job.limits.timeout)  # from here on the device keeps the time itself
-            return self._run(job, self._load(name), tensors)
+            try:
+                return self._run(job, name, arrays, tensors)
+            finally:
+                self._session.remove(name)
         except Exception:
             if self._alive():
                 raise
@@ -124,14 +123,37 @@ class Device:
         finally:
             self._alive()
 
-    def _run(self, job: MeasureJob, module: Any, tensors: Sequence[Any]) -> dict[str, Any]:
+    def _run(
+        self, job: MeasureJob, name: str, arrays: Sequence[NDArray[Any]], tensors: Sequence[Any]
+    ) -> dict[str, Any]:
+        module = self._session.load_module(name)
         module[job.function](*tensors)
         wrong = wrong_outputs(job, tensors)
         if wrong:
             return {"status": "wrong", "message": wrong}
         kernel = self._timed(module, job.function, tensors)
-        samples = sample_runs(kernel, self._references, job.reference, job.limits, steadiness=self._steadiness)
-        return {"status": "ok", "samples": samples.kernel, "references": samples.references}
+        hot = sample_runs(kernel, self._references, job.reference, job.limits, steadiness=self._steadiness)
+        return answer_of(hot, self._cold(job, name, arrays))
+
+    def _cold(self, job: MeasureJob, name: str, arrays: Sequence[NDArray[Any]]) -> Samples | None:
+        """Samples with cold weights; the copies are made there, and do not travel."""
+        if not copies_needed(weight_bytes(job.arguments, arrays), job.last_cache):
+            return None
+        try:
+            prepare, run = self._session.get_function(COLD), self._session.get_function(COLD_RUN)
+        except AttributeError:  # a server of an autofuse that did not have them
+            return None
+        prepare(name, json.dumps(job.to_dict()))
+        try:
+            return sample_runs(
+                lambda times: max(float(run(times)), 1e-9),
+                self._references,
+                job.reference,
+                job.limits.cold,
+                steadiness=self._steadiness,
+            )
+        finally:
+            prepare("", "")
 
     def _alive(self) -> bool:
         """Whether the session still answers; takes the deadline away."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,8 @@ class ArgumentSpec:
     """One parameter of a kernel. Inputs are filled with numbers in [low, high] (integers: both ends included).
 
     preparation: the form in which the kernel takes an input (`schedule/preparations.py`); `shape` is that of the input
-    itself, which is filled first: the right outputs do not depend on the form.
+    itself, which is filled first: the right outputs do not depend on the form. constant: whether the input is one of
+    the network's constants (its weights).
     """
 
     shape: tuple[int, ...]
@@ -27,6 +28,7 @@ class ArgumentSpec:
     low: float = -1.0
     high: float = 1.0
     preparation: str = ""
+    constant: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ class MeasureLimits:
 
     `timeout` covers the whole job from loading to the last sample. Timing ends when the 95 % confidence interval of the
     ratio to the reference is within ±`confidence` of it, after `max_samples`, or when `budget` is used up. Samples
-    whose reference is further than `drift` off its usual time are taken again, up to `retakes` of them.
+    whose reference is further than `drift` off its usual time are taken again, up to `retakes` of them. `most_cold`: of
+    samples with cold weights no more than that, and no more retakes.
     """
 
     timeout: float = 30.0
@@ -47,6 +50,19 @@ class MeasureLimits:
     min_sample: float = 3e-4  # a sample repeats the kernel until it lasts this long
     drift: float = 0.10
     retakes: int = 30
+    most_cold: int = 20
+
+    @property
+    def cold(self) -> MeasureLimits:
+        """Those for the samples with cold weights: fewer of them, in half the time."""
+        most = min(self.max_samples, self.most_cold)
+        return replace(
+            self,
+            budget=self.budget / 2,
+            min_samples=min(self.min_samples, most),
+            max_samples=most,
+            retakes=min(self.retakes, self.most_cold),
+        )
 
 
 @dataclass(frozen=True)
@@ -55,7 +71,8 @@ class MeasureJob:
 
     `key` and `candidate` say what it is (workload key; family, version, configuration, layouts). `expected` is an .npz
     file (`numpy.savez` of the arrays in order) that the outputs must match within `tolerance` times the largest
-    expected value, or None. `reference` names the reference kernel whose drift the kernel shares.
+    expected value, or None. `reference` names the reference kernel whose drift the kernel shares. `last_cache`:
+    bytes of the machine's last cache, which cold weights must not be found in; 0: no cold samples are taken.
     """
 
     key: str
@@ -68,6 +85,7 @@ class MeasureJob:
     seed: int = 0
     reference: str = "arithmetic"
     limits: MeasureLimits = field(default_factory=MeasureLimits)
+    last_cache: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -89,7 +107,8 @@ class MeasureJob:
 class MeasureResult:
     """How a job ended: a status of `records.STATUSES`, one line of message, samples in seconds for `ok`.
 
-    `reference_samples[name][i]` was taken next to `samples[i]`.
+    `reference_samples[name][i]` was taken next to `samples[i]`. `cold_samples` are those with cold weights, in the same
+    way beside `cold_reference_samples`; none for a kernel whose cold latency is its hot one (`cold.py`).
     """
 
     key: str
@@ -99,6 +118,8 @@ class MeasureResult:
     samples: tuple[float, ...] = ()
     reference_samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
     reference: str = "arithmetic"
+    cold_samples: tuple[float, ...] = ()
+    cold_reference_samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
 
     @property
     def latency(self) -> float | None:

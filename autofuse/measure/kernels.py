@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from autofuse.cost.model import Candidate
 from autofuse.graph.keys import canonical_text, workload_key
-from autofuse.graph.model import Group
+from autofuse.graph.model import Group, Role
 from autofuse.measure.builder import COMPILER, SETUP, BuildRequest, module_request
 from autofuse.measure.jobs import MeasureJob
 from autofuse.measure.local import thread_environment
@@ -133,6 +133,7 @@ class KernelSource:
             PASS_CONFIG,
             index_ranges(group),
             {i: (form, group.graph.tensors[group.inputs[i]].shape) for i, form in (forms or {}).items()},
+            [i for i, t in enumerate(group.inputs) if group.graph.tensors[t].role is Role.CONSTANT],
         )
 
     def close(self) -> None:

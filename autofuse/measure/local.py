@@ -42,5 +42,14 @@ def result_of(job: MeasureJob, outcome: Outcome) -> MeasureResult:
     value = outcome.value
     if value["status"] != "ok":
         return MeasureResult.failure(job, value["status"], value["message"])
-    references = {name: samples_from(times) for name, times in value["references"].items()}
-    return MeasureResult(job.key, job.candidate, "ok", "", samples_from(value["samples"]), references, job.reference)
+    return MeasureResult(
+        job.key,
+        job.candidate,
+        "ok",
+        "",
+        samples_from(value["samples"]),
+        {name: samples_from(times) for name, times in value["references"].items()},
+        job.reference,
+        samples_from(value.get("cold_samples", ())),
+        {name: samples_from(times) for name, times in value.get("cold_references", {}).items()},
+    )

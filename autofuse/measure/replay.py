@@ -29,7 +29,15 @@ class ReplayRunner(Runner):
         for r in store.records(hardware):
             text = candidate_text(r.identity)
             results[r.workload, text] = MeasureResult(
-                r.workload, text, r.status, r.message, r.samples, r.reference_samples, r.reference
+                r.workload,
+                text,
+                r.status,
+                r.message,
+                r.samples,
+                r.reference_samples,
+                r.reference,
+                r.cold_samples,
+                r.cold_reference_samples,
             )
         return cls(results)
 

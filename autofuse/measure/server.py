@@ -27,6 +27,8 @@ from autofuse.target.pool import pool_environment
 
 DESCRIBE = "autofuse.describe"  # () → JSON: what `describe` says, and a name for people
 DEADLINE = "autofuse.deadline"  # (seconds) → the session is ended after that long; 0: never
+COLD = "autofuse.cold"  # (name of an uploaded library, job as JSON) → its kernel is what COLD_RUN runs; "": nothing is
+COLD_RUN = "autofuse.cold_run"  # (times) → seconds of one run with cold weights
 _WILDCARDS = ("", "0.0.0.0", "::")
 _PAUSE = 0.2
 
@@ -63,6 +65,40 @@ def set_deadline(seconds: float) -> None:
     signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
+class ColdKernel:
+    """The kernel of a session that is run with cold weights: `prepare` is COLD, `seconds` COLD_RUN."""
+
+    def __init__(self) -> None:
+        self._run: Callable[[], object] | None = None
+
+    def prepare(self, library: str, job: str) -> None:
+        """Let go of the last kernel; make the arguments of this one."""
+        self._run = None
+        if not library:
+            return
+        import tvm
+        import tvm_ffi
+
+        from autofuse.measure.cold import cold_arguments, in_turn
+        from autofuse.measure.jobs import MeasureJob
+        from autofuse.measure.worker import kernel_arrays
+
+        asked = MeasureJob.from_dict(json.loads(job))
+        kernel = tvm_ffi.get_global_func("tvm.rpc.server.load_module")(library)[asked.function]
+        arrays = kernel_arrays(asked.arguments, asked.seed)
+        tensors = [tvm.runtime.tensor(array) for array in arrays]
+        self._run = in_turn(kernel, cold_arguments(asked, arrays, tensors))
+
+    def seconds(self, times: int) -> float:
+        """Seconds of one of `times` runs, each with the next set of arguments."""
+        if self._run is None:
+            raise RuntimeError(f"{COLD} comes first")
+        begin = time.perf_counter()
+        for _ in range(times):
+            self._run()
+        return (time.perf_counter() - begin) / times
+
+
 def serve(
     tracker: tuple[str, int],
     key: str,
@@ -81,6 +117,8 @@ def serve(
     check_tracker(*tracker)
     import tvm_ffi
     from tvm.rpc import server
+
+    import autofuse.measure.worker  # noqa: F401  once, here, and not in every session
 
     content = describe(count)
     parent = os.getpid()
@@ -102,6 +140,9 @@ def serve(
 
     tvm_ffi.register_global_func(DESCRIBE, told, override=True)
     tvm_ffi.register_global_func(DEADLINE, set_deadline, override=True)
+    cold = ColdKernel()
+    tvm_ffi.register_global_func(COLD, cold.prepare, override=True)
+    tvm_ffi.register_global_func(COLD_RUN, cold.seconds, override=True)
     # The functions above reach the sessions by fork: this process never runs a kernel, which makes that safe.
     multiprocessing.set_start_method("fork", force=True)
     threading.excepthook = _say

@@ -10,9 +10,10 @@ import tvm
 from numpy.typing import NDArray
 
 from autofuse.measure.child import Handler
+from autofuse.measure.cold import cold_arguments, in_turn
 from autofuse.measure.jobs import ArgumentSpec, MeasureJob, fill_inputs
 from autofuse.measure.references import build_references
-from autofuse.measure.timing import Steadiness, take_samples
+from autofuse.measure.timing import Samples, Steadiness, take_samples
 from autofuse.schedule.preparations import prepare
 
 
@@ -24,17 +25,28 @@ def factory() -> Handler:
     def handle(request: dict[str, Any]) -> dict[str, Any]:
         job = MeasureJob.from_dict(request)
         kernel = tvm.runtime.load_module(job.library)[job.function]
-        inputs = iter(kernel_inputs(job.arguments, job.seed))
-        arrays = [poison(a.shape, a.dtype) if a.output else next(inputs) for a in job.arguments]
+        arrays = kernel_arrays(job.arguments, job.seed)
         tensors = [tvm.runtime.tensor(array) for array in arrays]
         kernel(*tensors)
         wrong = wrong_outputs(job, tensors)
         if wrong:
             return {"status": "wrong", "message": wrong}
-        samples = take_samples(lambda: kernel(*tensors), references, job.reference, job.limits, steadiness=steadiness)
-        return {"status": "ok", "samples": samples.kernel, "references": samples.references}
+        hot = take_samples(lambda: kernel(*tensors), references, job.reference, job.limits, steadiness=steadiness)
+        cold = None
+        if sets := cold_arguments(job, arrays, tensors):
+            run = in_turn(kernel, sets)
+            cold = take_samples(run, references, job.reference, job.limits.cold, steadiness=steadiness)
+        return answer_of(hot, cold)
 
     return handle
+
+
+def answer_of(hot: Samples, cold: Samples | None) -> dict[str, Any]:
+    """What the runner is told of a kernel that was timed."""
+    answer: dict[str, Any] = {"status": "ok", "samples": hot.kernel, "references": hot.references}
+    if cold is not None:
+        answer |= {"cold_samples": cold.kernel, "cold_references": cold.references}
+    return answer
 
 
 def evaluator() -> Handler:
@@ -61,6 +73,12 @@ def kernel_inputs(arguments: Sequence[ArgumentSpec], seed: int) -> list[NDArray[
     specs = [spec for spec in arguments if not spec.output]
     filled = fill_inputs(arguments, seed)
     return [prepare(s.preparation, a) if s.preparation else a for s, a in zip(specs, filled, strict=True)]
+
+
+def kernel_arrays(arguments: Sequence[ArgumentSpec], seed: int) -> list[NDArray[Any]]:
+    """All arguments of a kernel: its inputs, and outputs that show where it did not write."""
+    inputs = iter(kernel_inputs(arguments, seed))
+    return [poison(a.shape, a.dtype) if a.output else next(inputs) for a in arguments]
 
 
 def poison(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:

@@ -1,7 +1,8 @@
 """Records as JSON lines: takes a store and writes a file, or a file and gives a MemoryStore.
 
-The first line is {"type": "autofuse-records", "schema": 1}; then hardware, workloads (with their models), forms and
+The first line is {"type": "autofuse-records", "schema": 2}; then hardware, workloads (with their models), forms and
 records, one object a line, sorted, so that two exports of the same content are the same bytes and files diff well.
+Files of schema 1, whose records have no cold samples, are read as well.
 Nothing in a file is ever executed: every line is checked against the fields and types listed here.
 """
 
@@ -10,14 +11,23 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autofuse.errors import RecordError
 from autofuse.records.groups import group_from_text
 from autofuse.records.memory import MemoryStore
-from autofuse.records.record import REFERENCES, Form, Record, RecordedHardware, Workload, canonical, record_to_dict
+from autofuse.records.record import (
+    COLD_FIELDS,
+    REFERENCES,
+    Form,
+    Record,
+    RecordedHardware,
+    Workload,
+    canonical,
+    record_to_dict,
+)
 from autofuse.records.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -45,8 +55,12 @@ _FIELDS: Mapping[str, Mapping[str, type]] = {
         "autofuse_version": str,
         "tir_digest": str,
         "created": str,
+        "cold_samples": list,
+        "cold_reference_samples": dict,
     },
 }
+# Schema → fields of records that it did not have yet.
+_LATER: Mapping[int, Sequence[str]] = {1: COLD_FIELDS}
 _LARGEST = 2**31 - 1
 _LONGEST = 1e9  # seconds
 _CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
@@ -83,6 +97,7 @@ def write(store: RecordStore, path: Path) -> int:
 def read(path: Path) -> MemoryStore:
     """What the file holds. RecordError that names the line if anything in it is not as it should be."""
     store = MemoryStore()
+    schema = SCHEMA_VERSION
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -96,9 +111,9 @@ def read(path: Path) -> MemoryStore:
         try:
             value = json.loads(line, parse_constant=_refuse_constant)
             if number == 1:
-                _check_header(value)
+                schema = _schema(value)
             else:
-                _take(store, value)
+                _take(store, value, schema)
         except RecursionError as error:
             raise RecordError(f"{path}:{number}: nested too deeply; nothing was imported") from error
         except (ValueError, RecordError) as error:
@@ -112,21 +127,26 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no number that a record may hold")
 
 
-def _check_header(value: object) -> None:
+def _schema(value: object) -> int:
+    """The version of the schema that a file's first line names."""
     if not isinstance(value, dict) or value.get("type") != HEADER:
         raise ValueError(f"the first line does not say {HEADER}: no export of records")
     schema = value.get("schema")
     if not isinstance(schema, int) or not 1 <= schema <= SCHEMA_VERSION:
         raise ValueError(f"schema {schema!r} is not known (up to {SCHEMA_VERSION}): use a newer autofuse")
+    return schema
 
 
-def _take(store: MemoryStore, value: object) -> None:
+def _take(store: MemoryStore, value: object, schema: int) -> None:
     if not isinstance(value, dict):
         raise ValueError("no JSON object")
     kind = value.pop("type", None)
     fields = _FIELDS.get(kind) if isinstance(kind, str) else None
     if fields is None:
         raise ValueError(f"type {kind!r} is none of {', '.join(_FIELDS)}")
+    if kind == "record":
+        later = _LATER.get(schema, ())
+        fields = {name: wanted for name, wanted in fields.items() if name not in later}
     if set(value) != set(fields):
         odd = sorted(set(value) ^ set(fields))
         raise ValueError(f"{kind} has missing or unknown fields: {', '.join(odd)}")
@@ -149,14 +169,15 @@ def _take(store: MemoryStore, value: object) -> None:
             raise ValueError(f"record.family_version {value['family_version']} is no version")
         if not _CREATED.fullmatch(value["created"]):
             raise ValueError(f"record.created {value['created']!r} is no UTC time")
-        if not set(value["reference_samples"]) <= set(REFERENCES):
-            raise ValueError("record.reference_samples has an unknown reference")
-        value["samples"] = _times(value["samples"])
-        value["reference_samples"] = {n: _times(t) for n, t in value["reference_samples"].items()}
-        record = Record(**value)
-        if record.ok and any(len(times) != len(record.samples) for times in record.reference_samples.values()):
-            raise ValueError("record.reference_samples has not one time beside each sample")
-        store.add(record)
+        for prefix in ("", "cold_"):
+            samples, references = f"{prefix}samples", f"{prefix}reference_samples"
+            if not set(value.get(references, ())) <= set(REFERENCES):
+                raise ValueError(f"record.{references} has an unknown reference")
+            value[samples] = _times(value.get(samples, []))
+            value[references] = {n: _times(t) for n, t in value.get(references, {}).items()}
+            if value["status"] == "ok" and any(len(t) != len(value[samples]) for t in value[references].values()):
+                raise ValueError(f"record.{references} has not one time beside each sample")
+        store.add(Record(**value))
 
 
 def _check_text(value: object) -> None:

@@ -43,7 +43,7 @@ class MemoryStore(RecordStore):
             raise RecordError(f"record of unknown workload {record.workload}: add the workload first")
         if record.digest in self._records:
             return False
-        record = replace(record, normalised=None)
+        record = replace(record, normalised=None, cold_normalised=None)
         self._records[record.digest] = record
         self._remember(record)
         return True
@@ -55,7 +55,7 @@ class MemoryStore(RecordStore):
 
     def _read(self, record: Record) -> Record:
         baseline = self._baselines.get(record.hardware, {}).get(record.reference)
-        return replace(record, normalised=record.normalise(baseline))
+        return replace(record, normalised=record.normalise(baseline), cold_normalised=record.normalise_cold(baseline))
 
     def find(self, identity: Identity) -> Record | None:
         record = self._newest.get(identity)
@@ -63,7 +63,12 @@ class MemoryStore(RecordStore):
 
     def lookup(self, identities: Sequence[Identity]) -> list[Measured | None]:
         found = [self.find(identity) for identity in identities]
-        return [None if r is None else Measured(r.status, r.latency, r.normalised) for r in found]
+        return [
+            None
+            if r is None
+            else Measured(r.status, r.latency, r.normalised, r.cold_latency or r.latency, r.cold_normalised)
+            for r in found
+        ]
 
     def best(self, workload: str, hardware: str, versions: Mapping[str, int] | None = None) -> Record | None:
         fitting = [

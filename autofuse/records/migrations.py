@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from autofuse.errors import RecordError
-from autofuse.records.schema import APPLICATION, SCHEMA_VERSION, VERSION_1
+from autofuse.records.schema import APPLICATION, SCHEMA_VERSION, VERSION_1, VERSION_2
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
@@ -21,7 +21,12 @@ def _create(db: Database) -> None:
     db.execute("INSERT INTO meta VALUES ('application', ?)", [APPLICATION])
 
 
-MIGRATIONS: tuple[Callable[[Database], None], ...] = (_create,)
+def _add_cold_samples(db: Database) -> None:
+    for statement in VERSION_2:
+        db.execute(statement)
+
+
+MIGRATIONS: tuple[Callable[[Database], None], ...] = (_create, _add_cold_samples)
 
 
 def version_of(db: Database, where: str) -> int:

@@ -18,20 +18,27 @@ from autofuse.records.store import RecordStore
 class RecordedCostModel(CostModel):
     """Costs from the records of one hardware and of the families' present versions, else `fallback`'s.
 
-    The normalised latency counts. A recorded failure costs infinity. Answers are kept: records that are added to the
-    store later are not seen by this object. `key_of` gives a group's workload key.
+    The normalised latency counts, where `cold` that with cold weights: for networks whose weights do not stay in the
+    last cache (`cost/weights.py`; the fallback should know it too). A recorded failure costs infinity. Answers are
+    kept: records that are added to the store later are not seen by this object. `key_of` gives a group's workload key.
     """
 
     name: ClassVar[str] = "recorded"
 
     def __init__(
-        self, store: RecordStore, hardware_digest: str, fallback: CostModel, key_of: KeyOf | None = None
+        self,
+        store: RecordStore,
+        hardware_digest: str,
+        fallback: CostModel,
+        key_of: KeyOf | None = None,
+        cold: bool = False,
     ) -> None:
         self._store = store
         self._hardware = hardware_digest
         #: Answers where there is no record.
         self.fallback = fallback
         self._key_of = key_of or default_key()
+        self._cold = cold
         self._keys: dict[tuple[int, Group], tuple[Group, str]] = {}
         self._known: dict[Identity, Measured | None] = {}
 
@@ -41,7 +48,8 @@ class RecordedCostModel(CostModel):
         costs = np.empty(len(candidates), dtype=np.float64)
         for i, measured in enumerate(found):
             if measured is not None:
-                costs[i] = np.inf if measured.normalised is None else measured.normalised
+                seconds = measured.cold_normalised if self._cold else measured.normalised
+                costs[i] = np.inf if seconds is None else seconds
         if missing:
             costs[missing] = self.fallback.costs([candidates[i] for i in missing])
         return costs

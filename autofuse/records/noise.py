@@ -21,13 +21,16 @@ _REPEATS = 16  # of one identity, the newest: pairs grow with the square
 class Spread:
     """Differences of pairs: `normalised` and plain `latency`, each the median and the 95th percentile (None: no pairs).
 
-    `kernels`: identities that were measured more than once.
+    `kernels`: identities that were measured more than once. `cold`: normalised latency with cold weights, of the
+    `cold_pairs` that both have cold samples.
     """
 
     kernels: int = 0
     pairs: int = 0
     normalised: tuple[float, float] | None = None
     latency: tuple[float, float] | None = None
+    cold_pairs: int = 0
+    cold: tuple[float, float] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -40,6 +43,8 @@ class Spread:
             "pairs": self.pairs,
             "normalised": both(self.normalised),
             "latency": both(self.latency),
+            "cold_pairs": self.cold_pairs,
+            "cold": both(self.cold),
         }
 
 
@@ -65,9 +70,17 @@ class _Pairs:
     kernels: int = 0
     normalised: list[float] = field(default_factory=list)
     latency: list[float] = field(default_factory=list)
+    cold: list[float] = field(default_factory=list)
 
     def spread(self) -> Spread:
-        return Spread(self.kernels, len(self.latency), _quantiles(self.normalised), _quantiles(self.latency))
+        return Spread(
+            self.kernels,
+            len(self.latency),
+            _quantiles(self.normalised),
+            _quantiles(self.latency),
+            len(self.cold),
+            _quantiles(self.cold),
+        )
 
 
 def noise(store: RecordStore, hardware: str | None = None) -> NoiseReport:
@@ -85,10 +98,14 @@ def noise(store: RecordStore, hardware: str | None = None) -> NoiseReport:
             assert a.latency and b.latency and a.normalised and b.normalised
             found.latency.append(_difference(a.latency, b.latency))
             found.normalised.append(_difference(a.normalised, b.normalised))
+            if a.cold_samples and b.cold_samples:
+                assert a.cold_normalised and b.cold_normalised
+                found.cold.append(_difference(a.cold_normalised, b.cold_normalised))
     total = _Pairs(
         sum(f.kernels for f in families.values()),
         [d for f in families.values() for d in f.normalised],
         [d for f in families.values() for d in f.latency],
+        [d for f in families.values() for d in f.cold],
     )
     return NoiseReport(total.spread(), {name: pairs.spread() for name, pairs in families.items()}, changed)
 

@@ -22,6 +22,10 @@ REFERENCES = ("arithmetic", "memory")
 """The fixed reference kernels that every measurement is interleaved with."""
 
 
+COLD_FIELDS = ("cold_samples", "cold_reference_samples")
+"""What a record has from version 2 of the schema on."""
+
+
 def now() -> str:
     """The present time as records keep it: UTC, ISO 8601, microseconds."""
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -98,6 +102,10 @@ class Record:
     measured kernel is taken to share. `normalised` is filled in by the store that the record is read from: the ratio to
     the reference times the reference's usual time on that hardware (the plain latency while that is not known).
     `tir_digest` identifies the scheduled code that was timed ("" if it is not known).
+
+    `cold_samples` were taken with weights outside the last cache, `cold_samples[i]` next to
+    `cold_reference_samples[name][i]`. A kernel has none where that makes no difference: its cold latencies are those of
+    its samples. `cold_normalised` is filled in like `normalised`.
     """
 
     workload: str
@@ -116,6 +124,9 @@ class Record:
     tir_digest: str = ""
     created: str = field(default_factory=now)
     normalised: float | None = field(default=None, compare=False)
+    cold_samples: tuple[float, ...] = ()
+    cold_reference_samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
+    cold_normalised: float | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
@@ -124,7 +135,7 @@ class Record:
             raise ValueError(f"reference {self.reference!r} is none of {', '.join(REFERENCES)}")
         if self.status == "ok" and not self.samples:
             raise ValueError("a successful record has no samples")
-        if any(not 0 < s < float("inf") for s in self.samples):
+        if any(not 0 < s < float("inf") for s in (*self.samples, *self.cold_samples)):
             raise ValueError("samples must be positive and finite")
 
     @property
@@ -154,9 +165,27 @@ class Record:
         return None if self.reference_latency is None else quiet(self.samples) / self.reference_latency
 
     @cached_property
+    def cold_latency(self) -> float | None:
+        """Median of the cold samples; None if there are none."""
+        return statistics.median(self.cold_samples) if self.ok and self.cold_samples else None
+
+    @cached_property
+    def cold_ratio(self) -> float | None:
+        """`ratio` of the cold samples to those of the reference beside them; None if there are none."""
+        beside = self.cold_reference_samples.get(self.reference, ())
+        return quiet(self.cold_samples) / quiet(beside) if self.cold_latency is not None and beside else None
+
+    @cached_property
     def digest(self) -> str:
-        """Hash of everything measured: the same record merged twice is one record."""
-        return hashlib.sha256(canonical(record_to_dict(self)).encode()).hexdigest()[:32]
+        """Hash of everything measured: the same record merged twice is one record.
+
+        Cold samples that were not taken are left out: records keep the digests that they had before there were any.
+        """
+        content = record_to_dict(self)
+        for name in COLD_FIELDS:
+            if not content[name]:
+                del content[name]
+        return hashlib.sha256(canonical(content).encode()).hexdigest()[:32]
 
     def normalise(self, baseline: float | None) -> float | None:
         """Latency with the machine's drift taken out; `baseline` is the reference's usual time, None if not known."""
@@ -164,14 +193,27 @@ class Record:
             return self.latency
         return self.ratio * baseline
 
+    def normalise_cold(self, baseline: float | None) -> float | None:
+        """The same of the latency with cold weights: that of the cold samples, or the hot one if there are none."""
+        if self.cold_latency is None:
+            return self.normalise(baseline)
+        if self.cold_ratio is None or baseline is None:
+            return self.cold_latency
+        return self.cold_ratio * baseline
+
 
 @dataclass(frozen=True)
 class Measured:
-    """The short answer to a look-up: how the newest record ended, and its latencies (None for a failure)."""
+    """The short answer to a look-up: how the newest record ended, and its latencies (None for a failure).
+
+    The cold ones are those with weights outside the last cache; the hot ones again where no cold samples were taken.
+    """
 
     status: str
     latency: float | None
     normalised: float | None
+    cold_latency: float | None
+    cold_normalised: float | None
 
 
 @dataclass(frozen=True)
@@ -221,4 +263,6 @@ def record_to_dict(record: Record) -> dict[str, Any]:
         "autofuse_version": record.autofuse_version,
         "tir_digest": record.tir_digest,
         "created": record.created,
+        "cold_samples": list(record.cold_samples),
+        "cold_reference_samples": {name: list(times) for name, times in sorted(record.cold_reference_samples.items())},
     }

@@ -11,14 +11,16 @@ record      one measurement of one kernel: the three above, configuration, borde
             list, seconds), reference samples (JSON object of lists as long as `samples`), the reference that counts,
             and what look-ups need of them: latency (median, seconds), reference_latency (the reference's lower
             quartile, seconds), ratio (lower quartile of the samples / that of the reference's). tir_digest identifies
-            the scheduled code. created is UTC. digest makes merging idempotent.
+            the scheduled code. created is UTC. digest makes merging idempotent. From version 2 on: cold_latency,
+            cold_ratio, cold_samples, cold_reference_samples, the same of the samples with cold weights (NULL or empty
+            where there are none).
 """
 
 from __future__ import annotations
 
 from autofuse.records.record import REFERENCES, STATUSES
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 APPLICATION = "autofuse records"
 
 
@@ -81,3 +83,11 @@ VERSION_1 = (
     "CREATE INDEX membership_model ON membership (model)",
 )
 """The statements that make an empty database one of version 1."""
+
+VERSION_2 = (
+    "ALTER TABLE record ADD COLUMN cold_latency REAL CHECK (cold_latency > 0)",
+    "ALTER TABLE record ADD COLUMN cold_ratio REAL CHECK (cold_ratio > 0)",
+    "ALTER TABLE record ADD COLUMN cold_samples TEXT NOT NULL DEFAULT '[]'",
+    "ALTER TABLE record ADD COLUMN cold_reference_samples TEXT NOT NULL DEFAULT '{}'",
+)
+"""The statements that make a database of version 1 one of version 2: its records have no cold samples."""

@@ -46,8 +46,14 @@ JOINED = """record AS r
 _NORMALISED = """coalesce(r.ratio * CASE r.reference WHEN 'arithmetic' THEN h.arithmetic_baseline
     ELSE h.memory_baseline END, r.latency)"""
 
+# The hot one again when there are no cold samples.
+_COLD_NORMALISED = f"""coalesce(r.cold_ratio * CASE r.reference WHEN 'arithmetic' THEN h.arithmetic_baseline
+    ELSE h.memory_baseline END, r.cold_latency, {_NORMALISED})"""
+
 COLUMNS = f"""w.key, h.digest, s.family, s.family_version, r.config, r.layouts, r.status, r.message, r.samples,
-    r.reference_samples, r.reference, s.tvm, s.autofuse, r.tir_digest, r.created, {_NORMALISED} AS normalised"""
+    r.reference_samples, r.reference, s.tvm, s.autofuse, r.tir_digest, r.created, {_NORMALISED} AS normalised,
+    r.cold_samples, r.cold_reference_samples, {_COLD_NORMALISED} AS cold_normalised"""
+COLUMN_COUNT = 19
 
 _IDENTITY = "w.key, h.digest, s.family, s.family_version, r.config, r.layouts"
 
@@ -89,7 +95,7 @@ class SqliteStore(RecordStore):
             if version < SCHEMA_VERSION:
                 raise RecordError(
                     f"{self.path}: records of schema version {version}; open it for writing once to bring it to "
-                    f"{SCHEMA_VERSION}"
+                    f"{SCHEMA_VERSION}, as `autofuse records merge {self.path} {self.path}` does"
                 )
             return
         if version < SCHEMA_VERSION:
@@ -201,8 +207,9 @@ class SqliteStore(RecordStore):
             raise RecordError(f"record of unknown hardware {record.hardware}: add the hardware first")
         cursor = self._db.execute(
             """INSERT INTO record (digest, workload, hardware, software, config, layouts, status, message, samples,
-            reference_samples, reference, latency, reference_latency, ratio, tir_digest, created)
-            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (digest) DO NOTHING""",
+            reference_samples, reference, latency, reference_latency, ratio, tir_digest, created, cold_latency,
+            cold_ratio, cold_samples, cold_reference_samples)
+            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (digest) DO NOTHING""",
             [
                 record.digest,
                 *found,
@@ -218,6 +225,10 @@ class SqliteStore(RecordStore):
                 record.ratio,
                 record.tir_digest,
                 record.created,
+                record.cold_latency,
+                record.cold_ratio,
+                canonical(list(record.cold_samples)),
+                canonical({name: list(times) for name, times in record.cold_reference_samples.items()}),
             ],
         )
         return bool(cursor.rowcount > 0)
@@ -242,7 +253,8 @@ class SqliteStore(RecordStore):
         wanted = [[i.workload, i.hardware, i.family, i.family_version, i.config, i.layouts] for i in identities]
         # CROSS JOIN fixes the order of the joins: from each wanted row straight into the look-up index.
         rows = self.rows(
-            f"""SELECT wanted.key, r.status, r.latency, {_NORMALISED}
+            f"""SELECT wanted.key, r.status, r.latency, {_NORMALISED}, coalesce(r.cold_latency, r.latency),
+                {_COLD_NORMALISED}
             FROM json_each(?) AS wanted
             CROSS JOIN workload AS w ON w.key = json_extract(wanted.value, '$[0]')
             CROSS JOIN hardware AS h ON h.digest = json_extract(wanted.value, '$[1]')
@@ -254,8 +266,8 @@ class SqliteStore(RecordStore):
             [json.dumps(wanted)],
         )
         found: list[Measured | None] = [None] * len(wanted)
-        for position, status, latency, normalised in rows:
-            found[position] = Measured(status, latency, normalised)
+        for position, *measured in rows:
+            found[position] = Measured(*measured)
         return found
 
     def best(self, workload: str, hardware: str, versions: Mapping[str, int] | None = None) -> Record | None:
@@ -270,7 +282,7 @@ class SqliteStore(RecordStore):
             ORDER BY normalised, family, family_version, config, layouts, created, mark LIMIT 1""",
             [workload, hardware, *([None if versions is None else json.dumps(dict(versions))] * 2)],
         )
-        return self.record(rows[0][:16]) if rows else None
+        return self.record(rows[0][:COLUMN_COUNT]) if rows else None
 
     def records(self, hardware: str | None = None, workload: str | None = None) -> Iterator[Record]:
         given = {"h.digest": hardware, "w.key": workload}
@@ -284,7 +296,7 @@ class SqliteStore(RecordStore):
     def record(row: Sequence[Any]) -> Record:
         """The record of a row of COLUMNS. ValueError or TypeError if it is none."""
         workload, hardware, family, version, config, layouts, status, message, samples, references, *rest = row
-        reference, tvm, autofuse, tir_digest, created, normalised = rest
+        reference, tvm, autofuse, tir_digest, created, normalised, cold, cold_references, cold_normalised = rest
         return Record(
             workload,
             hardware,
@@ -295,13 +307,16 @@ class SqliteStore(RecordStore):
             status,
             message,
             tuple(json.loads(samples)),
-            {name: tuple(times) for name, times in json.loads(references).items()},
+            _times(references),
             reference,
             tvm,
             autofuse,
             tir_digest,
             created,
             normalised,
+            tuple(json.loads(cold)),
+            _times(cold_references),
+            cold_normalised,
         )
 
     def workloads(self) -> Iterator[Workload]:
@@ -411,3 +426,8 @@ class SqliteStore(RecordStore):
         if not self._closed:
             self._closed = True
             self._db.conn.close()
+
+
+def _times(text: str) -> dict[str, tuple[float, ...]]:
+    """Samples of references from their JSON text."""
+    return {name: tuple(times) for name, times in json.loads(text).items()}

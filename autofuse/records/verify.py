@@ -17,9 +17,11 @@ from autofuse.graph.keys import KEY_LENGTH, canonical_text, workload_key
 from autofuse.records.groups import group_from_text, group_to_text
 from autofuse.records.identity import layouts_text
 from autofuse.records.record import Record
-from autofuse.records.sqlite import COLUMNS, JOINED, SqliteStore
+from autofuse.records.sqlite import COLUMN_COUNT, COLUMNS, JOINED, SqliteStore
 from autofuse.records.store import RecordStore
 
+# What the table keeps of a record for look-ups.
+_DERIVED = ("latency", "reference_latency", "ratio", "cold_latency", "cold_ratio")
 _DIGEST = re.compile(r"([0-9a-f]{16})?")
 
 
@@ -49,18 +51,18 @@ def _file(store: SqliteStore) -> Iterator[str]:
 
 def _rows(store: SqliteStore) -> Iterator[str]:
     """Records one by one: what they say, and what the table keeps of it for look-ups."""
-    columns = f"SELECT {COLUMNS}, r.id, r.digest, r.latency, r.reference_latency, r.ratio FROM {JOINED} ORDER BY r.id"
-    with store.cursor(columns) as rows:
+    kept = ", ".join(f"r.{name}" for name in _DERIVED)
+    with store.cursor(f"SELECT {COLUMNS}, r.id, r.digest, {kept} FROM {JOINED} ORDER BY r.id") as rows:
         for row in rows:
-            number, digest, *derived = row[16:]
+            number, digest, *derived = row[COLUMN_COUNT:]
             try:
-                record = store.record(row[:16])
+                record = store.record(row[:COLUMN_COUNT])
             except (AttributeError, TypeError, ValueError) as error:
                 yield f"record {number}: is none ({error})"
                 continue
             if record.digest != digest:
                 yield f"record {number}: its digest is {record.digest}, the table says {digest}"
-            for name, value in zip(("latency", "reference_latency", "ratio"), derived, strict=True):
+            for name, value in zip(_DERIVED, derived, strict=True):
                 if not _same(getattr(record, name), value):
                     yield f"record {number}: its {name} is {getattr(record, name)}, the table says {value}"
             yield from _record(record)
@@ -74,9 +76,13 @@ def _same(computed: float | None, kept: Any) -> bool:
 
 def _record(record: Record) -> Iterator[str]:
     name = f"record {record.digest}"
-    for reference, times in record.reference_samples.items():
-        if record.ok and len(times) != len(record.samples):
-            yield f"{name}: {len(record.samples)} samples beside {len(times)} of the reference {reference}"
+    for samples, references, said in (
+        (record.samples, record.reference_samples, "samples"),
+        (record.cold_samples, record.cold_reference_samples, "cold samples"),
+    ):
+        for reference, times in references.items():
+            if record.ok and len(times) != len(samples):
+                yield f"{name}: {len(samples)} {said} beside {len(times)} of the reference {reference}"
     if not _DIGEST.fullmatch(record.tir_digest):
         yield f"{name}: {record.tir_digest!r} is no digest of code"
 
