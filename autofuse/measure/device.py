@@ -143,7 +143,8 @@ class Device:
             prepare, run = self._session.get_function(COLD), self._session.get_function(COLD_RUN)
         except AttributeError:  # a server of an autofuse that did not have them
             return None
-        prepare(name, json.dumps(job.to_dict()))
+        if not prepare(name, json.dumps(job.to_dict())):
+            return None
         try:
             return sample_runs(
                 lambda times: max(float(run(times)), 1e-9),

@@ -27,7 +27,7 @@ from autofuse.target.pool import pool_environment
 
 DESCRIBE = "autofuse.describe"  # () → JSON: what `describe` says, and a name for people
 DEADLINE = "autofuse.deadline"  # (seconds) → the session is ended after that long; 0: never
-COLD = "autofuse.cold"  # (name of an uploaded library, job as JSON) → its kernel is what COLD_RUN runs; "": nothing is
+COLD = "autofuse.cold"  # (name of an uploaded library or "", job as JSON) → 1 if COLD_RUN runs its kernel now, else 0
 COLD_RUN = "autofuse.cold_run"  # (times) → seconds of one run with cold weights
 _WILDCARDS = ("", "0.0.0.0", "::")
 _PAUSE = 0.2
@@ -71,11 +71,11 @@ class ColdKernel:
     def __init__(self) -> None:
         self._run: Callable[[], object] | None = None
 
-    def prepare(self, library: str, job: str) -> None:
-        """Let go of the last kernel; make the arguments of this one."""
+    def prepare(self, library: str, job: str) -> int:
+        """Let go of the last kernel; make the arguments of this one, if there is one and it is to be timed cold."""
         self._run = None
         if not library:
-            return
+            return 0
         import tvm
         import tvm_ffi
 
@@ -87,7 +87,9 @@ class ColdKernel:
         kernel = tvm_ffi.get_global_func("tvm.rpc.server.load_module")(library)[asked.function]
         arrays = kernel_arrays(asked.arguments, asked.seed)
         tensors = [tvm.runtime.tensor(array) for array in arrays]
-        self._run = in_turn(kernel, cold_arguments(asked, arrays, tensors))
+        if sets := cold_arguments(asked, arrays, tensors):
+            self._run = in_turn(kernel, sets)
+        return int(self._run is not None)
 
     def seconds(self, times: int) -> float:
         """Seconds of one of `times` runs, each with the next set of arguments."""
