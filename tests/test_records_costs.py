@@ -110,9 +110,10 @@ def test_the_compiler_takes_cold_costs_where_the_weights_exceed_half_of_the_last
     """From records, and from the models behind them."""
     from autofuse.compiler import choose_cost_model
     from autofuse.graph.keys import workload_key
-    from autofuse.target import fingerprint
+    from autofuse.target.registry import hardware_row, resolve
 
-    here = RecordedHardware.of(fingerprint(2))
+    target = resolve("llvm", 2)
+    here = RecordedHardware.of(hardware_row(target))
     half = MACHINE.l3_bytes // 2 // 4
     for elements, cold in ((half, False), (half + 1, True)):
         group = weighted(8, elements)
@@ -121,7 +122,7 @@ def test_the_compiler_takes_cold_costs_where_the_weights_exceed_half_of_the_last
             store.add_hardware(here)
             store.add_workload(Workload(key, ""))
             store.add(Record(key, here.digest, "plain", 1, "scale=1", samples=(7e-3,), cold_samples=(8e-3,)))
-        analysed: Any = SimpleNamespace(graph=group.graph, hardware=MACHINE, target=SimpleNamespace(threads=2))
+        analysed: Any = SimpleNamespace(graph=group.graph, hardware=MACHINE, target=target)
         model = choose_cost_model(analysed, None, None, tmp_path / f"{elements}.db")
         assert isinstance(model, RecordedCostModel) and model.fallback.cold is cold  # type: ignore[attr-defined]
         assert model.costs([Candidate(group, FAMILY, Scale(1))]) == pytest.approx([8e-3 if cold else 7e-3])
