@@ -34,6 +34,8 @@ def recorded() -> RecordedCostModel:
 
 MODELS: dict[str, Callable[[], CostModel]] = {
     "analytical": lambda: AnalyticalCostModel(Hardware()),
+    "analytical, cold weights": lambda: AnalyticalCostModel(Hardware(), cold=True),
+    "learned, cold weights": lambda: LearnedCostModel(small_predictor().card, small_predictor().members, MACHINE, True),
     "learned": lambda: LearnedCostModel(small_predictor().card, small_predictor().members, MACHINE),
     "recorded": recorded,
     "learned, everything predicted": lambda: trusting_model({"fake": 1}),
