@@ -215,6 +215,26 @@ def test_a_concatenation_branches_outside_its_loops() -> None:
     assert conditions(ELEMENTWISE.apply(fused, case.group, config, HARDWARE)) == (0, 3)
 
 
+def test_a_dear_function_in_front_of_a_concatenation_is_computed_in_its_loops() -> None:
+    def build(emit: Any, x: Any, y: Any) -> Any:
+        e = emit(R.exp(x))
+        return R.concat([emit(R.divide(e, emit(R.add(e, scalar(1))))), emit(R.tanh(y))], 1)
+
+    case = LoweredGroup(build, [(2, 3, 6, 9), (2, 5, 6, 9)])
+    x, y = case.arrays
+    case.check(ELEMENTWISE, np.concatenate([1 / (1 + np.exp(-x)), np.tanh(y)], 1))
+    config = ELEMENTWISE.configs(case.group, HARDWARE)[0]
+    assert ELEMENTWISE.shape(case.group, config, HARDWARE).loops == 1
+    text = ELEMENTWISE.apply(case.fuser.fuse(case.group), case.group, config, HARDWARE).script(show_meta=False)
+    assert "alloc_buffer" not in text and "if_then_else" not in text
+
+
+def test_a_dear_function_stays_out_of_conditions_of_single_lanes() -> None:
+    case = LoweredGroup(lambda emit, x, y: R.concat([emit(R.exp(x)), emit(R.tanh(y))], 2), [(2, 3, 9), (2, 3, 11)])
+    case.check(ELEMENTWISE, np.concatenate([np.exp(case.arrays[0]), np.tanh(case.arrays[1])], 2))
+    assert ELEMENTWISE.shape(case.group, ELEMENTWISE.configs(case.group, HARDWARE)[0], HARDWARE).loops == 3
+
+
 def test_padding_of_rows_branches_outside_its_loops() -> None:
     case = LoweredGroup(lambda emit, x: R.exp(emit(R.nn.pad(x, [1, 2, 0, 3, 0, 0]))), [(3, 7, 16)])
     case.check(ELEMENTWISE, np.exp(np.pad(case.arrays[0], ((1, 2), (0, 3), (0, 0)))))

@@ -167,6 +167,36 @@ def uses(sch: s_tir.Schedule, block: SBlockRV) -> int:
     return sum(loads(sch, user, buffer) for user in consumers(sch, block))
 
 
+def passes_rows(sch: s_tir.Schedule, block: SBlockRV, buffer: Any) -> bool:
+    """Whether the block reads each element of `buffer` once at most and its last axis whole, as far as is plain to see.
+
+    So do a concat and a pad along other axes: every iterator, give or take a constant, is one of the indices, the last
+    one as it is.
+    """
+    domains = sch.get(block).iter_vars
+    moving = [iv.var for iv in domains if int(iv.dom.extent) > 1]
+    if not moving or not moving[-1].same_as(domains[-1].var) or int(buffer.shape[-1]) != int(domains[-1].dom.extent):
+        return False
+    whole = True
+
+    def visit(load: TensorLoad) -> None:
+        nonlocal whole
+        if load.source.same_as(buffer):
+            found = [_moved(index) for index in load.indices]
+            whole = whole and load.indices[-1].same_as(moving[-1])
+            whole = whole and all(any(f is not None and f.same_as(var) for f in found) for var in moving)
+
+    tvm_ffi.structural_walk(sch.get(block).body, (TensorLoad, visit))
+    return whole
+
+
+def _moved(index: Any) -> Any:
+    """The variable of an index that is one, a constant added or not; else None."""
+    if isinstance(index, tirx.Add | tirx.Sub) and isinstance(index.b, tirx.IntImm):
+        index = index.a
+    return index if isinstance(index, tirx.Var) else None
+
+
 def is_cheap(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     """Whether the block's value costs a few simple operations: no call of a function, no division."""
     cost = 0
@@ -180,6 +210,18 @@ def is_cheap(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     value = body.value if isinstance(body, tirx.BufferStore) else body
     tvm_ffi.structural_walk(value, (_ARITHMETIC, visit))
     return cost <= _CHEAP_NODES
+
+
+def nodes(sch: s_tir.Schedule, block: SBlockRV) -> int:
+    """Arithmetic operations and calls in the block's value, as it is written."""
+    count = 0
+
+    def visit(_: Any) -> None:
+        nonlocal count
+        count += 1
+
+    tvm_ffi.structural_walk(sch.get(block).body, (_ARITHMETIC, visit))
+    return count
 
 
 def nesting(sch: s_tir.Schedule, block: SBlockRV) -> int:

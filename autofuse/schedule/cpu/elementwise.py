@@ -44,6 +44,9 @@ _PARTIAL = frozenset({"concat", "strided_slice", "nn.pad"})
 _RAGGED = 3
 # Scalar operations below which a second thread costs more than it brings: a parallel region takes microseconds.
 _SERIAL_OPERATIONS = 16_384
+# Places at which a value is written out, and arithmetic nodes of an expression with a costly value in several places.
+_MOST_USES = 4
+_MOST_NODES = 64
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ class ElementwiseFamily(ScheduleFamily):
     """Schedules any group of injective operators whose results have one shape."""
 
     name: ClassVar[str] = "elementwise"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     configuration: ClassVar[type[Configuration]] = ElementwiseConfig
 
     def admits(self, op: Operator) -> bool:
@@ -151,14 +154,14 @@ class ElementwiseFamily(ScheduleFamily):
         inner = prod(shape[cut:])
         lanes = hardware.lanes
         outer = prod(shape[: task_axes(shape[:cut])]) if cut else 0
-        traffic, nests = _passes(group)
+        traffic, kept, nests = _passes(group, lanes)
         common = KernelShape(
             tasks=1,
             vector_fill=max(inner / (-(-inner // lanes) * lanes), 1 / lanes),
             independent_chains=8,
-            l1_bytes=traffic,
-            l2_bytes=traffic,
-            l3_bytes=traffic,
+            l1_bytes=traffic + kept,
+            l2_bytes=traffic + kept,
+            l3_bytes=traffic + kept,
             memory_bytes=traffic,
             loops=nests,
             scattered=scattered(group, lanes),
@@ -178,7 +181,7 @@ class ElementwiseFamily(ScheduleFamily):
 
         def build() -> PrimFunc:
             sch = blocks.open_schedule(func)
-            kept = separate_costly(sch)
+            kept = separate_costly(sch, scattered(group, hardware.lanes) > 0)
             collapse, across = collapsible(group), crossed(group)
             for block in kept:
                 last = blocks.is_output(sch, block)
@@ -221,11 +224,12 @@ def scattered(group: Group, lanes: int) -> int:
 
 
 @remembered
-def _passes(group: Group) -> tuple[int, int]:
-    """Bytes that the kernel reads and writes, and its loop nests."""
+def _passes(group: Group, lanes: int) -> tuple[int, int, int]:
+    """Bytes that the kernel reads and writes; those that pass from one of its loop nests to another; its loop nests."""
     tensors = group.graph.tensors
     traffic = sum(touched(group, t) for t in group.inputs) + sum(tensors[t].bytes for t in group.outputs)
-    return traffic, len(repeated(group)) + len(group.outputs)
+    between = repeated(group, scattered(group, lanes) > 0)
+    return traffic, sum(2 * tensors[op.outputs[0]].bytes for op in between), len(between) + len(group.outputs)
 
 
 def touched(group: Group, tensor: int) -> int:
@@ -235,43 +239,67 @@ def touched(group: Group, tensor: int) -> int:
     return whole.bytes * min(read, whole.elements) // max(1, whole.elements)
 
 
-def repeated(group: Group) -> list[Operator]:
-    """Members whose costly value a broadcast inside the group would repeat."""
+def repeated(group: Group, ragged: bool) -> list[Operator]:
+    """Members whose costly value gets a loop nest of its own: see `separate_costly`."""
     graph, inside = group.graph, set(group.members)
     found = []
     for op in group.operators:
-        if not (op.work.special or op.work.divide or op.work.flops > 4 * max(1, graph.tensors[op.outputs[0]].elements)):
+        out = graph.tensors[op.outputs[0]]
+        if not (op.work.special or op.work.divide or op.work.flops > 4 * max(1, out.elements)):
             continue
-        size = graph.tensors[op.outputs[0]].elements
-        users = [u for u in graph.users.get(op.outputs[0], ()) if u in inside]
-        if any(graph.tensors[graph.operators[u].outputs[0]].elements > size for u in users):
+        users = [graph.operators[u] for u in graph.users.get(out.index, ()) if u in inside]
+        if any(_repeats(user, out.shape, graph.tensors[user.outputs[0]].shape, ragged) for user in users):
             found.append(op)
     return found
 
 
-def separate_costly(sch: Any) -> list[Any]:
-    """Inline what may be inlined; the blocks that stay (results, and costly values read often or under a broadcast)."""
-    from autofuse.schedule import blocks
-
-    kept = []
-    for block in blocks.blocks(sch):
-        if blocks.is_output(sch, block) or not _inlined(sch, block):
-            kept.append(block)
-    return kept
-
-
-def _inlined(sch: Any, block: Any) -> bool:
-    from autofuse.schedule import blocks
-
-    size = _points(sch, block)
-    cheap = blocks.is_cheap(sch, block)
-    spread = any(_points(sch, user) > size for user in blocks.consumers(sch, block))
-    if (spread or blocks.uses(sch, block) > 1) and not cheap:
+def _repeats(user: Operator, shape: Sequence[int], result: Sequence[int], ragged: bool) -> bool:
+    """Whether an operator needs elements of its operand several times, or under conditions of single lanes."""
+    if prod(result) <= prod(shape):
         return False
-    if blocks.uses(sch, block) > 4 or blocks.too_deep(sch, block):
+    return ragged or user.kind not in _PARTIAL or shape[-1:] != result[-1:] or result[-1] == 1
+
+
+def separate_costly(sch: Any, ragged: bool) -> list[Any]:
+    """Inline what may be inlined; the blocks that stay (results, and costly values read often or under a broadcast).
+
+    ragged: conditions differ from lane to lane: nothing costly may stand under one.
+    """
+    from autofuse.schedule import blocks
+
+    kept = blocks.blocks(sch)
+    # Readers of a costly value become one when they are inlined in their turn: hence again and again.
+    while True:
+        left = [block for block in kept if blocks.is_output(sch, block) or not _inlined(sch, block, ragged)]
+        if len(left) == len(kept):
+            return left
+        kept = left
+
+
+def _inlined(sch: Any, block: Any, ragged: bool) -> bool:
+    from autofuse.schedule import blocks
+
+    count = blocks.uses(sch, block)
+    if not blocks.is_cheap(sch, block):
+        users = blocks.consumers(sch, block)
+        if any(_spreads(sch, block, user, ragged) for user in users):
+            return False
+        # LLVM computes what stands twice in one expression once; diamond behind diamond, it would grow exponentially.
+        if count > 1 and (len(users) > 1 or blocks.nodes(sch, block) * count > _MOST_NODES):
+            return False
+    if count > _MOST_USES or blocks.too_deep(sch, block):
         return False
     sch.compute_inline(block)
     return True
+
+
+def _spreads(sch: Any, block: Any, user: Any, ragged: bool) -> bool:
+    """Whether a reader needs an element of the block's result several times, or under conditions of single lanes."""
+    from autofuse.schedule import blocks
+
+    if _points(sch, user) <= _points(sch, block):
+        return False
+    return ragged or not blocks.passes_rows(sch, user, blocks.written(sch, block))
 
 
 def _points(sch: Any, block: Any) -> int:
