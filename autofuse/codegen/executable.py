@@ -6,31 +6,51 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autofuse.codegen.inputs import Inputs
 from autofuse.codegen.library import machine_code
 from autofuse.codegen.package import copy_package, read_package, write_package
 from autofuse.codegen.threads import configure_threads
-from autofuse.errors import InputError, ModelError, TargetError
+from autofuse.errors import ModelError, TargetError
 from autofuse.target.architecture import architecture_of, architecture_of_file
 from autofuse.target.registry import missing_features
 
 #: Compiled code loads vectors from addresses that are multiples of this many bytes.
 _ALIGNMENT = 64
+#: Bytes of an input that are copied in less time than numpy takes to tell where they are.
+_SHORT = 16_384
 
 
-@dataclass(frozen=True)
 class _State:
-    """What one thread runs the model with; `inputs` are buffers for arrays that compiled code cannot read in place."""
+    """What one thread runs the model with."""
 
-    machine: Any
-    inputs: dict[int, Any]
-    weights: list[Any]
+    def __init__(self, machine: Any, weights: list[Any]) -> None:
+        self.machine = machine
+        self.main = machine["main"]
+        self.weights = weights
+        # Buffers for arrays that compiled code cannot read in place, each with its numpy view.
+        self._buffers: dict[int, tuple[Any, NDArray[Any]]] = {}
+
+    def tensor(self, position: int, array: NDArray[Any]) -> Any:
+        """The array as TVM's tensor: in place where compiled code can read it there, else in this thread's buffer."""
+        import tvm_ffi
+
+        # DLPack has no word for arrays that may not be written to; a short array is copied before its address is known.
+        if array.nbytes > _SHORT and array.flags.writeable and array.ctypes.data % _ALIGNMENT == 0:
+            return tvm_ffi.from_dlpack(array)
+        buffer = self._buffers.get(position)
+        if buffer is None:
+            import tvm
+
+            tensor = tvm.runtime.empty(array.shape, str(array.dtype), tvm.cpu())
+            buffer = self._buffers[position] = tensor, np.from_dlpack(tensor)
+        np.copyto(buffer[1], array)
+        return buffer[0]
 
 
 class Executable:
@@ -60,6 +80,7 @@ class Executable:
         self.weights = list(weights)
         self._local = threading.local()
         self.description = description
+        self._inputs = Inputs(self.name, description["inputs"])
 
     @property
     def name(self) -> str:
@@ -76,7 +97,7 @@ class Executable:
     @property
     def input_names(self) -> tuple[str, ...]:
         """Names in the order of positional arguments."""
-        return tuple(entry["name"] for entry in self.description["inputs"])
+        return self._inputs.names
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -93,8 +114,8 @@ class Executable:
 
         Raises InputError for a missing, unknown or misshapen input.
         """
-        machine, arguments = self._ready(arrays, named)
-        result = machine["main"](*arguments)
+        main, arguments = self._ready(arrays, named)
+        result = main(*arguments)
         results = [result] if hasattr(result, "numpy") else list(result)
         # A result may be an argument handed through, or the same as another: that memory belongs to somebody else.
         taken = {t.data_ptr() for t in arguments}
@@ -109,13 +130,12 @@ class Executable:
 
         It gives TVM's own result; the arrays must not change meanwhile. Raises InputError as a call does.
         """
-        machine, arguments = self._ready(arrays, named)
-        main = machine["main"]
+        main, arguments = self._ready(arrays, named)
         return lambda: main(*arguments)
 
     def check(self, /, *arrays: Any, **named: Any) -> None:
         """Raises InputError if a call with these inputs would."""
-        self._arrange(arrays, named)
+        self._inputs.arrange(arrays, named)
 
     def instrument(self, observer: Callable[[str, bool], None]) -> None:
         """Have `observer(name, before)` called around every function that this thread's machine calls."""
@@ -156,65 +176,16 @@ class Executable:
         device = tvm.cpu()
         machine = relax.VirtualMachine(self.library, device)
         weights = [w if isinstance(w, tvm.runtime.Tensor) else tvm.runtime.from_dlpack(w) for w in self.weights]
-        state = self._local.state = _State(machine, {}, weights)
+        state = self._local.state = _State(machine, weights)
         return state
 
-    def _ready(self, arrays: Sequence[Any], named: dict[str, Any]) -> tuple[Any, list[Any]]:
-        """This thread's machine, its pool set up, and the arguments for a call with these inputs."""
-        given = self._arrange(arrays, named)
+    def _ready(self, arrays: Sequence[Any], named: dict[str, Any]) -> tuple[Callable[..., Any], list[Any]]:
+        """The model's function on this thread's machine, its pool set up, and the arguments for these inputs."""
+        given = self._inputs.arrange(arrays, named)
         state = self._state()
         configure_threads(int(self.description["threads"]))
-        tensors = [self._tensor(state, i, array) for i, array in enumerate(given)]
-        return state.machine, [*tensors, *state.weights]
-
-    def _tensor(self, state: _State, position: int, array: NDArray[Any]) -> Any:
-        """The array as TVM's tensor: in place where compiled code can read it there, else in this thread's buffer."""
-        import tvm
-
-        # DLPack has no word for arrays that may not be written to.
-        if array.ctypes.data % _ALIGNMENT == 0 and array.flags.writeable and array.flags.c_contiguous:
-            return tvm.runtime.from_dlpack(array)
-        if position not in state.inputs:
-            state.inputs[position] = tvm.runtime.empty(array.shape, str(array.dtype), tvm.cpu())
-        state.inputs[position].copyfrom(array)
-        return state.inputs[position]
-
-    def _arrange(self, arrays: Sequence[Any], named: dict[str, Any]) -> list[NDArray[Any]]:
-        entries = self.description["inputs"]
-        names = [e["name"] for e in entries]
-        if len(arrays) > len(entries):
-            raise InputError(f"{self.name} takes {len(entries)} inputs ({', '.join(names)}), {len(arrays)} were given")
-        given = dict(zip(names, arrays, strict=False))
-        for name, array in named.items():
-            if name not in names:
-                raise InputError(f"{self.name} has no input {name!r}; its inputs are {', '.join(names)}")
-            if name in given:
-                raise InputError(f"input {name!r} was given twice, by position and by name")
-            given[name] = array
-        missing = [n for n in names if n not in given]
-        if missing:
-            raise InputError(f"input {missing[0]!r} is missing; {self.name} takes {', '.join(names)}")
-        arranged = []
-        for entry in entries:
-            try:
-                array = np.asarray(given[entry["name"]])
-            except (TypeError, ValueError, RuntimeError) as error:  # the last from tensors of PyTorch with gradients
-                line = " ".join(str(error).split())
-                raise InputError(f"input {entry['name']!r} is no array: {line}") from None
-            if tuple(array.shape) != tuple(entry["shape"]):
-                raise InputError(
-                    f"input {entry['name']!r} has shape {tuple(array.shape)}, {self.name} was compiled for"
-                    f" {tuple(entry['shape'])}; compile with --input-shape {entry['name']}="
-                    f"{','.join(map(str, array.shape))} for the other"
-                )
-            if str(array.dtype) != entry["dtype"]:
-                if array.dtype.kind != np.dtype(entry["dtype"]).kind:
-                    raise InputError(
-                        f"input {entry['name']!r} has dtype {array.dtype}, {self.name} takes {entry['dtype']}"
-                    )
-                array = array.astype(entry["dtype"])
-            arranged.append(np.asarray(array, order="C"))
-        return arranged
+        tensors = [state.tensor(i, array) for i, array in enumerate(given)]
+        return state.main, [*tensors, *state.weights]
 
 
 def _check_path(path: object) -> None:
