@@ -94,3 +94,28 @@ def test_a_constant_that_widens_the_result_is_not_a_bias() -> None:
         {"w": weights(4, 3, 1, 1), "s": weights(2, 4, 1, 3, seed=1)},
     )
     assert_same_as_onnxruntime(source)
+
+
+def test_quantised_weights_are_folded_and_their_convolution_is_one_of_floats() -> None:
+    bytes_ = np.random.default_rng(5).integers(-127, 127, (6, 4, 3, 3)).astype(np.int8)
+    per_channel = {"s": np.abs(weights(6, seed=1)) + np.float32(0.01), "z": np.arange(-3, 3, dtype=np.int8)}
+    source = model(
+        [
+            node("DequantizeLinear", ["q", "s", "z"], ["w"], axis=0),
+            node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+            node("QuantizeLinear", ["b", "one", "zero"], ["qb"]),
+            node("DequantizeLinear", ["qb", "one", "zero"], ["db"]),
+            node("Add", ["c", "db"], ["y"]),
+        ],
+        {"x": [1, 4, 7, 5]},
+        ["y"],
+        {
+            "q": bytes_,
+            **per_channel,
+            "b": weights(6, 1, 1, seed=7) * 9,
+            "one": np.float32(0.1),
+            "zero": np.uint8(128),
+        },
+    )
+    prepared = assert_same_as_onnxruntime(source)
+    assert operators(prepared) == {"nn.conv2d": 1, "add": 1}

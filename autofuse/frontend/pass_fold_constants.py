@@ -18,7 +18,8 @@ from autofuse.frontend.walk import Scope, dtype_of, op_name, rewrite, static_sha
 
 Evaluate = Callable[[Any, Sequence[Array]], Array]
 
-# A value that an operator blows up past this many bytes (a broadcast, a fill) is cheaper computed than stored.
+# A value that an operator blows up past this many bytes (a broadcast, a fill) is cheaper computed than stored; weights
+# of a byte that are dequantised become four times as large.
 _LARGEST_GROWTH = 1 << 20
 
 
@@ -70,7 +71,7 @@ def _worth_storing(shape: tuple[int, ...], dtype: str, operands: Sequence[Any]) 
         size = math.prod(shape) * np.dtype(dtype).itemsize
     except TypeError:
         return False
-    return size <= max(_LARGEST_GROWTH, 2 * sum(array_of(operand).nbytes for operand in operands))
+    return size <= max(_LARGEST_GROWTH, 4 * sum(array_of(operand).nbytes for operand in operands))
 
 
 def _fold_split(call: Any) -> Any:
@@ -162,6 +163,27 @@ def _sigmoid(x: Array) -> Array:
     return np.asarray(1 / (1 + np.exp(-x)))
 
 
+def _quantisation(call: Any, arrays: Sequence[Array]) -> tuple[Array, Array]:
+    """Scale and zero point, shaped to go with the data: one for each place along an axis, or one for all."""
+    axis = int(call.attrs.axis)
+    along = [1] * arrays[0].ndim
+    if along:
+        along[axis] = -1
+    scale, zero = (a.reshape(along) if a.size > 1 else a.reshape(()) for a in arrays[1:3])
+    return scale, zero
+
+
+def _dequantize(call: Any, arrays: Sequence[Array]) -> Array:
+    scale, zero = _quantisation(call, arrays)
+    return (arrays[0].astype(np.int32) - zero.astype(np.int32)).astype(np.float32) * scale
+
+
+def _quantize(call: Any, arrays: Sequence[Array]) -> Array:
+    scale, zero = _quantisation(call, arrays)
+    limits = np.iinfo(dtype_of(call))
+    return np.clip(np.round(arrays[0] / scale) + zero, limits.min, limits.max)
+
+
 _TABLE: dict[str, Evaluate] = {
     **{f"relax.{name}": _shaped for name in ("reshape", "flatten", "expand_dims", "squeeze")},
     "relax.broadcast_to": _broadcast,
@@ -182,6 +204,8 @@ _TABLE: dict[str, Evaluate] = {
     "relax.ones": lambda call, arrays: np.ones(static_shape(call) or ()),
     "relax.zeros_like": lambda call, arrays: np.zeros_like(arrays[0]),
     "relax.ones_like": lambda call, arrays: np.ones_like(arrays[0]),
+    "relax.dequantize": _dequantize,
+    "relax.quantize": _quantize,
     "relax.shape_to_tensor": lambda call, arrays: np.asarray([int(v) for v in call.args[0].values]),
     "relax.where": _elementwise(np.where),
     "relax.tile": lambda call, arrays: np.tile(arrays[0], [int(r) for r in call.attrs.repeats]),
