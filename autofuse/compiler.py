@@ -406,7 +406,7 @@ def generate(
         "predicted_ms": result.cost * 1e3,
         "cold_weights": weights_are_cold(graph, analysed.hardware),
         "peak_memory_mb": round(result.peak_memory / 1e6, 3),
-        "kernel_list": describe_kernels(program, graph, (*problem.choices, *result.choices)),
+        "kernel_list": describe_kernels(program, graph, (*problem.choices, *result.choices), analysed.hardware),
         "plan": plan.to_json(),
     }
     return Executable(library, program.weights, description, code=code)

@@ -27,6 +27,7 @@ STRATEGIES = ("dp", "greedy", "interval", "none")
 PEERS = ("tvm-greedy", "onnxruntime", "openvino", "torch-compile")
 LARGE = ("vgg16", "mobilenet_v1", "mobilenet_v2", "efficientnet_b0", "yolov4", "yolov4_tiny")
 SCHEMA = 1
+PROFILE_RUNS = 12
 
 
 def compile_one(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,6 +158,7 @@ def measure(network: str, batch: int, options: argparse.Namespace) -> dict[str, 
             budget=options.budget,
             executables=executables,
         )
+        profiled = profile_of(executables.get("dp"))
     return {
         "schema": SCHEMA,
         "network": network,
@@ -167,8 +169,32 @@ def measure(network: str, batch: int, options: argparse.Namespace) -> dict[str, 
         "skipped": skipped,
         "bench": result.to_json(),
         "duel": rivals,
+        "profile": profiled,
         "budget_s": options.budget,
         "seconds": time.perf_counter() - began,
+    }
+
+
+def profile_of(path: Path | None) -> dict[str, Any] | None:
+    """Where the time of a compiled model goes, kernel by kernel, and what each executes and reads."""
+    import autofuse
+    from autofuse.errors import AutofuseError
+    from autofuse.profile import profile
+
+    if path is None:
+        return None
+    print("  profiling: dp", file=sys.stderr, flush=True)
+    try:
+        executable = autofuse.load(path)
+        found = profile(executable, runs=PROFILE_RUNS).to_json()
+    except AutofuseError as error:
+        print(f"  no profile: {error}", file=sys.stderr)
+        return None
+    keys = ("labels", "family", "config", "calls", "total_ms", "predicted_ms", "executed", "weight_bytes")
+    return {
+        "latency_ms": found["latency_ms"],
+        "cold_weights": bool(executable.description["cold_weights"]),
+        "kernels": [{key: kernel[key] for key in keys} for kernel in found["kernels"]],
     }
 
 

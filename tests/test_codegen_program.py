@@ -182,11 +182,12 @@ def test_kernels_are_described_with_what_was_predicted_for_them() -> None:
     (convolution,) = of_kind(analysed, "nn.conv2d")
     found = taken(analysed, [convolution])
     choices = [Choice(found.group, 3e-6, found.family.name, found.config.text, "record")]
-    entries = describe_kernels(program, analysed.graph, choices)
+    entries = describe_kernels(program, analysed.graph, choices, analysed.hardware)
     assert len(entries) == program.kernels
     (entry,) = [e for e in entries if e["label"] == "conv2d"]
     assert (entry["predicted_ms"], entry["source"]) == (pytest.approx(3e-3), "record")
     assert entry["flops"] == 2 * 8 * 8 * 4 * 4
     assert entry["bytes"] == 4 * (8 * 16 + 64 + 8 * 16)
+    assert (entry["executed"], entry["weight_bytes"]) == (entry["flops"], 4 * 64)
     assert [e["name"] for e in entries if e["label"] == "topk"] == [""]
     assert all(e["predicted_ms"] is None for e in entries if e["label"] != "conv2d")

@@ -31,7 +31,8 @@ HARDWARE = Hardware(cores=2, fma_per_second=1e9, l3_bytes=1000, l3_bandwidth=1e9
 def entry(name: str, label: str, predicted: float | None, flops: int = 8_000_000, traffic: int = 500) -> dict[str, Any]:
     return {
         "name": name, "label": label, "operators": [label], "family": "conv2d", "config": "a=1", "flops": flops,
-        "bytes": traffic, "predicted_ms": predicted, "source": "analytical" if predicted else "",
+        "bytes": traffic, "executed": flops // 2, "weight_bytes": 100, "predicted_ms": predicted,
+        "source": "analytical" if predicted else "",
     }  # fmt: skip
 
 
@@ -62,7 +63,8 @@ def test_kernels_are_the_longest_first_with_their_calls_put_together() -> None:
     assert first.predicted_ms == pytest.approx(4.5)
     assert first.gflops == pytest.approx(16e6 / 8e-3 / 1e9)
     assert first.gbytes == pytest.approx(1000 / 8e-3 / 1e9)
-    assert first.roofline == pytest.approx(2 * 2e-3 / 8e-3)
+    assert first.roofline == pytest.approx(2 * 1e-3 / 8e-3)
+    assert (first.executed, first.weight_bytes) == (8_000_000, 200)
     assert (second.total_ms, second.predicted_ms) == (pytest.approx(1.0), None)
     assert (outside.labels, outside.family, outside.roofline) == ((), "", 0.0)
 

@@ -16,7 +16,8 @@ class KernelProfile:
 
     total_ms: median over the runs of the time in all calls; share: of the sum over kernels. gflops, gbytes: arithmetic
     and compulsory traffic per second. roofline: the least time that the hardware allows over the time it took (0..1).
-    predicted_ms: for all calls, None where a call has no prediction. labels: the groups, each once.
+    predicted_ms: for all calls, None where a call has no prediction. labels: the groups, each once. executed,
+    weight_bytes: of all calls, the arithmetic that the schedules execute and the constants that they read.
     """
 
     name: str
@@ -32,6 +33,8 @@ class KernelProfile:
     predicted_ms: float | None
     source: str
     operators: tuple[str, ...]
+    executed: int
+    weight_bytes: int
 
     @property
     def call_ms(self) -> float:
@@ -67,7 +70,7 @@ class Profile:
 
 
 def least_seconds(flops: float, traffic: float, hardware: Hardware) -> float:
-    """The roofline: the longer of computing at the full rate of all cores and of moving `traffic` bytes once.
+    """The roofline: the longer of executing `flops` at the full rate of all cores and of moving `traffic` bytes once.
 
     Kernels whose tensors fit in L3 may find them there, others have to wait for memory. Williams, Waterman and
     Patterson, Roofline: an insightful visual performance model, 2009.
@@ -99,7 +102,9 @@ def summarise(
         known = entries.get(name, []) if name else []
         calls = len(times[name][0])
         flops, traffic = (sum(e[key] for e in known) for key in ("flops", "bytes"))
-        least = sum(least_seconds(e["flops"], e["bytes"], hardware) for e in known)
+        # Files of earlier versions do not say what is executed.
+        executed = [int(e.get("executed", e["flops"])) for e in known]
+        least = sum(least_seconds(n, e["bytes"], hardware) for n, e in zip(executed, known, strict=True))
         predictions = [e["predicted_ms"] for e in known]
         safe = max(seconds, 1e-9)
         kernels.append(
@@ -117,6 +122,8 @@ def summarise(
                 predicted_ms=None if not known or None in predictions else sum(predictions),
                 source="+".join(sorted({e["source"] for e in known if e["source"]})),
                 operators=tuple(o for e in known for o in e["operators"]),
+                executed=sum(executed),
+                weight_bytes=sum(int(e.get("weight_bytes", 0)) for e in known),
             )
         )
     return Profile(
