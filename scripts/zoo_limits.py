@@ -29,7 +29,8 @@ def rates(raw: Raw) -> tuple[float, float] | None:
 
 def kernel_limit(kernel: Mapping[str, Any], cold: bool, flops: float, bandwidth: float) -> float:
     """Milliseconds of all calls of a profiled kernel at the machine's limit."""
-    return 1e3 * max(kernel["executed"] / flops, kernel["weight_bytes"] / bandwidth if cold else 0.0)
+    computing = float(kernel["executed"]) / flops
+    return 1e3 * max(computing, float(kernel["weight_bytes"]) / bandwidth if cold else 0.0)
 
 
 def limit(raw: Raw) -> float | None:

@@ -404,8 +404,8 @@ def page(raws: Sequence[Raw]) -> str:
         "## The machine's limit",
         "A kernel's limit is the arithmetic that its schedule executes (after Winograd) at the rate of the matrix"
         " product that ran in the same rounds, or, where the network's weights do not stay in the last cache, its"
-        " weights at the rate of the copy, if that is longer; a network's is the sum over its kernels. What is over the limits"
-        " is out of a profile by kernel, taken after the run.",
+        " weights at the rate of the copy, if that is longer; a network's is the sum over its kernels. What is over"
+        " the limits is out of a profile by kernel, taken after the run.",
         limit_table([(name(raw), time_of(raw, "dp"), raw) for raw in raws]),
         "## Published figures",
         "At batch 1. The published ones come from other machines and other baselines.",
