@@ -1,12 +1,13 @@
 """Fit the polynomials of autofuse/codegen/intrinsics.py and print them with their errors.
 
-Chebyshev interpolation for exp and log; for erf a rational function in x², fitted by iterating a weighted linear
-least-squares problem (Sanathanan and Koerner, 1963) in extended precision.
+Chebyshev interpolation for log, reweighted least squares for exp; for tanh and erf a rational function in x², fitted by
+iterating a weighted linear least-squares problem (Sanathanan and Koerner, 1963) in extended precision.
 """
 
 from __future__ import annotations
 
-from math import erf, log, sqrt
+from collections.abc import Callable
+from math import erf, log, sqrt, tanh
 
 import numpy as np
 from numpy.polynomial import Polynomial
@@ -19,12 +20,29 @@ def interpolate(function, degree: int, low: float, high: float) -> list[float]:
     return [float(c) for c in fitted.convert(kind=Polynomial, domain=[-1, 1], window=[-1, 1]).coef]
 
 
-def exp_tail(r: np.ndarray) -> np.ndarray:
-    """(exp(r) - 1 - r) / r², by its series (r is small)."""
-    total, term = np.zeros_like(r), np.full_like(r, 0.5)
-    for n in range(3, 30):
-        total, term = total + term, term * r / n
-    return total
+def fit_linear(columns: np.ndarray, target: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, float]:
+    """Factors of the columns that come closest to `target`, and the largest error times `weight` (Lawson, 1961)."""
+    importance = np.ones_like(target)
+    best: tuple[np.ndarray, float] | None = None
+    for _ in range(300):
+        scale = weight * np.sqrt(importance)
+        factors = np.linalg.lstsq(columns * scale[:, None], target * scale, rcond=None)[0]
+        error = np.abs(columns @ factors - target) * weight
+        if best is None or error.max() < best[1]:
+            best = (factors, float(error.max()))
+        importance = importance * (error / error.max() + 1e-3)
+    assert best is not None
+    return best
+
+
+def fit_rounded(x: np.ndarray, target: np.ndarray, weight: np.ndarray, first: float, degree: int) -> list[float]:
+    """A polynomial with the constant term `first`; each coefficient is rounded to float32 before the next is fitted."""
+    coefficients = [first]
+    for power in range(1, degree + 1):
+        rest = target - sum(c * x**k for k, c in enumerate(coefficients))
+        columns = np.stack([x**k for k in range(power, degree + 1)], 1)
+        coefficients.append(float(np.float32(fit_linear(columns, rest, weight)[0][0])))
+    return coefficients
 
 
 def log_tail(f: np.ndarray) -> np.ndarray:
@@ -34,11 +52,13 @@ def log_tail(f: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(value), 1 / 3, value)
 
 
-def fit_erf(numerator: int, denominator: int, limit: float) -> tuple[np.ndarray, np.ndarray]:
-    """P, Q (lowest power first, Q[0] = 1) so that erf(x) ≈ x P(x²) / Q(x²) for |x| <= limit, in relative error."""
+def fit_odd(
+    function: Callable[[float], float], numerator: int, denominator: int, limit: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """P, Q (lowest power first, Q[0] = 1) so that function(x) ≈ x P(x²) / Q(x²) for |x| <= limit, in relative error."""
     nodes = limit * (1 - np.cos(np.pi * (np.arange(4000) + 0.5) / 4000)) / 2
     z = (nodes**2).astype(np.longdouble)
-    y = np.array([erf(float(x)) / float(x) for x in nodes], dtype=np.longdouble)
+    y = np.array([function(float(x)) / float(x) for x in nodes], dtype=np.longdouble)
     scale = np.longdouble(limit**2)
     u = z / scale
     powers = [u**k for k in range(max(numerator, denominator) + 1)]
@@ -61,28 +81,33 @@ def fit_erf(numerator: int, denominator: int, limit: float) -> tuple[np.ndarray,
     return p_coef * factors[: len(p_coef)], q_coef * factors[: len(q_coef)]
 
 
+def report(name: str, function: Callable[[float], float], p: np.ndarray, q: np.ndarray, limit: float) -> None:
+    """Print a quotient's coefficients and its largest relative error, in double and in single precision."""
+    print(f"{name}_P =", tuple(float(c) for c in p))
+    print(f"{name}_Q =", tuple(float(c) for c in q))
+    for dtype in (np.float64, np.float32):
+        x = np.linspace(1e-6, limit, 20001).astype(dtype)
+        z = x * x
+        top, bottom = dtype(p[-1]), dtype(q[-1])
+        for c in p[-2::-1]:
+            top = top * z + dtype(c)
+        for c in q[-2::-1]:
+            bottom = bottom * z + dtype(c)
+        true = np.array([function(float(v)) for v in x])
+        print(f"{name}: largest relative error in {dtype.__name__}", np.abs(x * top / bottom / true - 1).max())
+
+
 def main() -> None:
-    half = log(2) / 2
-    print("EXP_TAIL =", tuple(interpolate(exp_tail, 4, -half, half)))
+    half = 1.001 * log(2) / 2
+    r = half * np.cos(np.pi * (np.arange(801) + 0.5) / 801)
+    print("TWICE_EXP =", tuple(2 * c for c in fit_rounded(r, np.exp(r), np.exp(-r), 1.0, 5)))
+    r = np.linspace(1e-3, half, 600)
+    halves = r / np.tanh(r / 2)
+    # The error of (q + r) / (q - r), relative, for one of q.
+    print("EXP_HALVES =", tuple(fit_rounded(r * r, halves, 2 * r / (halves**2 - r * r), 2.0, 2)))
     print("LOG_TAIL =", tuple(interpolate(log_tail, 7, sqrt(0.5) - 1, sqrt(2) - 1)))
-    p, q = fit_erf(5, 5, 4.0)
-    print("ERF_P =", tuple(float(c) for c in p))
-    print("ERF_Q =", tuple(float(c) for c in q))
-    x = np.linspace(1e-6, 4, 20001)
-    fitted = x * np.polyval(p[::-1], x * x) / np.polyval(q[::-1], x * x)
-    true = np.array([erf(v) for v in x])
-    print("erf: largest relative error in double", np.abs(fitted / true - 1).max())
-    x32 = x.astype("float32")
-    z32 = x32 * x32
-    top, bottom = np.float32(p[-1]), np.float32(q[-1])
-    for c in p[-2::-1]:
-        top = top * z32 + np.float32(c)
-    for c in q[-2::-1]:
-        bottom = bottom * z32 + np.float32(c)
-    print(
-        "erf: largest relative error in single",
-        np.abs(x32 * top / bottom / np.array([erf(float(v)) for v in x32]) - 1).max(),
-    )
+    report("TANH", tanh, *fit_odd(tanh, 4, 4, 9.0), 9.0)
+    report("ERF", erf, *fit_odd(erf, 5, 5, 4.0), 4.0)
 
 
 if __name__ == "__main__":

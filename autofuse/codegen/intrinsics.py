@@ -1,8 +1,9 @@
-"""exp, tanh, erf, log and small integer powers as vector arithmetic, instead of one library call an element.
+"""exp, sigmoid, tanh, erf, log and small integer powers as vector arithmetic, instead of one library call an element.
 
 LLVM does not vectorise these functions; replacing how TVM lowers them gives every kernel the fast form. Float32 only,
-other types keep the library's. Largest errors, checked by tests/test_intrinsics.py: exp 3e-7, tanh 5e-7, erf 6e-7, log
-3e-7, relative (log: absolute near 1). exp is zero below -87; NaN stays NaN, exp(-inf) is 0.
+other types keep the library's. Largest errors, checked by tests/test_intrinsics.py: exp and sigmoid 3e-7, tanh 5e-7,
+erf 6e-7, log 3e-7, relative (log: absolute near 1). exp is zero below -87, sigmoid below -89; NaN stays NaN, exp(-inf)
+is 0. What bounds their speed is the number of operations in all, then that of multiply-adds, then the division.
 The coefficients come from scripts/fit_intrinsics.py.
 """
 
@@ -18,10 +19,20 @@ _LOG2_E = 1.4426950408889634
 # ln 2 in two parts, the first exact in 12 bits so that n · LN2_HIGH is exact in float32 for |n| < 2^12.
 _LN2_HIGH = 0.693359375
 _LN2_LOW = -2.12194440054690583e-4
-_SQRT_2 = 1.4142135623730951
+# Added to a float below 2^22 it rounds it to a whole number.
+_ROUNDING = 1.5 * (1 << 23)
 
-EXP_TAIL = (
-    0.49999999999999994, 0.16666577025597948, 0.04166655466205872, 0.008363173074516405, 0.0013926176119143712,
+# 2 e^r, each coefficient rounded to float32 and the next ones fitted to what is left.
+TWICE_EXP = (
+    2.0, 1.9999994039535522, 0.9999829530715942, 0.3333529531955719, 0.08379649370908737, 0.01657963916659355,
+)  # fmt: skip
+# r / tanh(r / 2), lowest power of r² first.
+EXP_HALVES = (2.0, 0.166666179895401, -0.0027660070918500423)
+TANH_P = (
+    0.9999999795128895, 0.13381022971714102, 0.0034955848967713633, 2.060902869653054e-05, 1.3354588591717795e-08,
+)  # fmt: skip
+TANH_Q = (
+    1.0, 0.46714338580525777, 0.025876970032604356, 0.0003285629496687802, 7.776528072263446e-07,
 )  # fmt: skip
 LOG_TAIL = (
     0.3333333072807741, -0.25000306422372987, 0.20001045103775728, -0.16641281478714662, 0.14214495718259712,
@@ -92,17 +103,33 @@ def _library(op: Any, name: str) -> Any:
     return tirx.call_llvm_pure_intrin(_type_name(op), f"llvm.{name}", *op.args)
 
 
-def _reduce_exponent(v: _Vector, x: Any) -> tuple[Any, Any]:
-    """n = round(x / ln 2) and r = x - n ln 2, |r| <= ln 2 / 2."""
-    n = tirx.floor(x * v.constant(_LOG2_E) + v.constant(0.5))
-    r = x - n * v.constant(_LN2_HIGH) - n * v.constant(_LN2_LOW)
-    return n, r
+def _let(value: Any, body: Callable[[Any], Any]) -> Any:
+    """body(value) with the value in a variable: what is read several times is written out once."""
+    name = tirx.Var("value", _type_name(value))
+    return tirx.Let(name, value, body(name))
 
 
-def _power_of_two(v: _Vector, n: Any) -> Any:
-    """2^n for a whole float n in [-127, 128]; 2^-127 counts as zero."""
-    bits = (v.cast("int32", n) + v.constant(127, "int32")) * v.constant(1 << 23, "int32")
-    return v.reinterpret("float32", bits)
+def _clamped(v: _Vector, x: Any, low: float, high: float) -> Any:
+    """x within [low, high]. The constants stand first: a comparison with NaN is false and lets it through."""
+    return tirx.max(v.constant(low), tirx.min(v.constant(high), x))
+
+
+def _reduced(v: _Vector, x: Any, sign: int, bias: int, result: Callable[[Any, Any], Any]) -> Any:
+    """result(r, 2^(n + bias)) with n = round(sign · x / ln 2) and r = x - sign · n ln 2, |r| <= ln 2 / 2.
+
+    Adding 1.5 · 2^23 to a float rounds it to a whole number, which is then in its lowest bits: if that number is the
+    power's biased exponent, n + bias + 127 in [0, 255], one shift makes the power. 2^-127 counts as zero, 2^128 as
+    infinite.
+    """
+    shifter = v.constant(_ROUNDING + 127 + bias)
+
+    def with_rounded(rounded: Any) -> Any:
+        n = rounded - shifter
+        power = v.reinterpret("float32", tirx.shift_left(v.reinterpret("int32", rounded), v.constant(23, "int32")))
+        rest = x - n * v.constant(sign * _LN2_HIGH) - n * v.constant(sign * _LN2_LOW)
+        return _let(rest, lambda r: result(r, power))
+
+    return _let(x * v.constant(sign * _LOG2_E) + shifter, with_rounded)
 
 
 def _exp(op: Any) -> Any:
@@ -111,24 +138,42 @@ def _exp(op: Any) -> Any:
     if not _is_float32(x):
         return _library(op, "exp")
     v = _Vector(x)
-    # The constants stand first: a comparison with NaN is false and lets it through.
-    x = tirx.max(v.constant(-87.6), tirx.min(v.constant(89.0), x))
-    n, r = _reduce_exponent(v, x)
-    value = v.constant(1.0) + (r + r * r * v.polynomial(EXP_TAIL, r))
-    return (value + value) * _power_of_two(v, n - v.constant(1.0))
+    return _let(
+        _clamped(v, x, -87.6, 89.0),
+        lambda x: _reduced(v, x, 1, -1, lambda r, power: v.polynomial(TWICE_EXP, r) * power),
+    )
+
+
+def _sigmoid(op: Any) -> Any:
+    """1 / (1 + e^-x) = (q + r) / (q + r + 2^n (q - r)), where e^-x = 2^n e^-r and q = r / tanh(r / 2).
+
+    (q + r) / (q - r) is e^r, and q is even in r and nearly constant: it takes fewer operations than e^r, of which few
+    wait for each other, and the division is there anyway. Accurate for negative x too, where the result is small.
+    """
+    x = op.args[0]
+    if not _is_float32(x):
+        one = _Vector(x).constant(1.0, _type_name(x).partition("x")[0])
+        return one / (one + tirx.exp(-x))
+    v = _Vector(x)
+
+    def quotient(r: Any, power: Any) -> Any:
+        q = v.polynomial(EXP_HALVES, r * r)
+        return _let(q + r, lambda above: above / (power * (q - r) + above))
+
+    return _let(_clamped(v, x, -89.0, 87.0), lambda x: _reduced(v, x, -1, 0, quotient))
 
 
 def _tanh(op: Any) -> Any:
-    """tanh(x) = t / (t + 2) with t = e^2x - 1 = 2^n (e^r - 1) + (2^n - 1), accurate near zero too."""
+    """x P(x²) / Q(x²) on [-9, 9], beyond which float32 tanh is ±1; no further from zero than ±1."""
     x = op.args[0]
     if not _is_float32(x):
         return op
     v = _Vector(x)
-    x = tirx.max(v.constant(-18.5), tirx.min(v.constant(18.5), x + x))
-    n, r = _reduce_exponent(v, x)
-    scale = _power_of_two(v, n)
-    t = scale * (r + r * r * v.polynomial(EXP_TAIL, r)) + (scale - v.constant(1.0))
-    return t / (t + v.constant(2.0))
+    return _let(_clamped(v, x, -9.0, 9.0), lambda x: _clamped(v, _odd_quotient(v, x, TANH_P, TANH_Q), -1.0, 1.0))
+
+
+def _odd_quotient(v: _Vector, x: Any, p: Sequence[float], q: Sequence[float]) -> Any:
+    return _let(x * x, lambda z: x * v.polynomial(p, z) / v.polynomial(q, z))
 
 
 def _erf(op: Any) -> Any:
@@ -137,9 +182,7 @@ def _erf(op: Any) -> Any:
     if not _is_float32(x):
         return op
     v = _Vector(x)
-    x = tirx.max(v.constant(-4.0), tirx.min(v.constant(4.0), x))
-    z = x * x
-    return x * v.polynomial(ERF_P, z) / v.polynomial(ERF_Q, z)
+    return _let(_clamped(v, x, -4.0, 4.0), lambda x: _odd_quotient(v, x, ERF_P, ERF_Q))
 
 
 def _log(op: Any) -> Any:
@@ -187,9 +230,12 @@ def register_intrinsics() -> None:
     global _registered
     if _registered:
         return
-    rules = {"exp": _exp, "tanh": _tanh, "erf": _erf, "log": _log, "pow": _pow}
+    rules = {"exp": _exp, "sigmoid": _sigmoid, "tanh": _tanh, "erf": _erf, "log": _log, "pow": _pow}
     for name, rule in rules.items():
         tvm.tirx.register_intrin_lowering(f"tirx.{name}", target="llvm", f=_bound(rule), level=120)
+    # Without this a vector loop that calls them falls apart into single elements.
+    for name in ("erf", "rsqrt"):
+        tvm.ir.register_op_attr(f"tirx.{name}", "TVectorizable", True, level=120)
     _registered = True
 
 
