@@ -25,6 +25,7 @@ from tvm.relax import op as R
 from autofuse.codegen.build import PASS_CONFIG
 from autofuse.codegen.intrinsics import register_intrinsics
 from autofuse.codegen.link import linker
+from autofuse.codegen.stack import pipeline
 from autofuse.graph.model import Group, Role
 from autofuse.measure.oracle import NotEvaluated, evaluate
 from autofuse.schedule.family import Configuration
@@ -219,7 +220,9 @@ def compiled(kernels: Sequence[Built], isa: str) -> Any:
     """One runtime module of all kernels."""
     register_intrinsics()
     with tvm.transform.PassContext(opt_level=3, config=PASS_CONFIG):
-        return tvm.compile(tvm.IRModule({k.name: k.func for k in kernels}), target(isa).tvm_target())
+        return tvm.compile(
+            tvm.IRModule({k.name: k.func for k in kernels}), target(isa).tvm_target(), tir_pipeline=pipeline()
+        )
 
 
 def assembly(kernel: Built, isa: str) -> str:

@@ -20,6 +20,7 @@ from tvm import relax
 
 from autofuse.codegen.fuse import GroupFuser
 from autofuse.codegen.intrinsics import register_intrinsics
+from autofuse.codegen.stack import pipeline
 from autofuse.frontend import prepare
 from autofuse.graph.build import build_graph
 from autofuse.graph.model import Group
@@ -75,7 +76,9 @@ class LoweredGroup:
     def run(self, func: Any) -> list[np.ndarray]:
         """What a scheduled function computes, in the order of the program's results."""
         device = tvm.cpu()
-        built = tvm.compile(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), target())
+        built = tvm.compile(
+            tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), target(), tir_pipeline=pipeline()
+        )
         given = []
         for t in self.group.inputs:
             if t in self.graph.inputs:
@@ -106,7 +109,9 @@ class LoweredGroup:
         plain = self.fuser.fuse(group)
         answers = []
         for func in [plain, *(family.apply(plain, group, c, HARDWARE) for c in family.configs(group, HARDWARE))]:
-            built = tvm.compile(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), target())
+            built = tvm.compile(
+                tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), target(), tir_pipeline=pipeline()
+            )
             outs = [self.graph.tensors[t].shape for t in group.outputs]
             empty = [tvm.runtime.tensor(np.full(s, np.nan, "float32"), device) for s in outs]
             built["main"](*given, *empty)

@@ -19,6 +19,7 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
+from autofuse.codegen.stack import pipeline
 from autofuse.graph.model import Access, Graph, Group, MappingType, Operator, Role, Tensor, Work
 from autofuse.lower.operators import conv2d_blocked, depthwise_conv2d_blocked, pool2d, unblock_channels
 from autofuse.schedule.family import Configuration, ScheduleFamily
@@ -286,7 +287,9 @@ class Case:
     def build(self, func: tirx.PrimFunc) -> Callable[..., Any]:
         """Compile a scheduled function for this machine."""
         with tvm.transform.PassContext(opt_level=3, config=PASSES):
-            built = tvm.compile(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), target())
+            built = tvm.compile(
+                tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), target(), tir_pipeline=pipeline()
+            )
         return built["main"]
 
     def arrays(self, prepared: Mapping[int, str] | None = None) -> tuple[list[Any], list[Any]]:

@@ -21,10 +21,8 @@ MOVES = {"transpose odd", "concat odd"}
 SCALAR = {
     # TVM does not partition this nest of 215 vectors and one element: the condition stays on every element.
     ("sse4", "elementwise functions odd"), ("neon", "elementwise functions odd"),
-    # The nest is left scalar, and LLVM's own vectors have half the width and gather.
-    ("avx512", "elementwise functions"),
     # Rows of 21 columns: those after the last whole tile are done one by one.
-    ("avx512", "pool plain odd"), ("neon", "pool plain odd"),
+    ("neon", "pool plain odd"),
     # The last 13 of a row of 77 are added one by one.
     ("avx512", "rows layer norm odd"),
     # Rows of 5 results: a vector of 4, and one.

@@ -19,6 +19,7 @@ from tvm.relax import vm_build
 from autofuse.codegen.intrinsics import register_intrinsics
 from autofuse.codegen.kernels import Kernel, KernelBuilder, last_line
 from autofuse.codegen.program import Program
+from autofuse.codegen.stack import pipeline
 from autofuse.target.host import processors
 
 log = logging.getLogger("autofuse")
@@ -47,7 +48,7 @@ def _passes() -> Any:
 
 def _build_part(part: tvm.IRModule, target: Any) -> Any:
     with _passes():  # the context belongs to a thread
-        return tirx.build(part, target=target)
+        return tirx.build(part, target=target, pipeline=pipeline())
 
 
 def _shares(module: tvm.IRModule, count: int) -> list[dict[Any, Any]]:
@@ -79,7 +80,7 @@ def build_kernel(func: Any, target: Any, name: str = "main") -> Any:
     register_intrinsics()
     module = tvm.IRModule({name: func.with_attr("global_symbol", name)})
     with tvm.transform.PassContext(opt_level=3, config=PASS_CONFIG):
-        return tvm.compile(module, target)
+        return tvm.compile(module, target, tir_pipeline=pipeline())
 
 
 def build_with_fallback(

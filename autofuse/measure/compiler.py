@@ -10,6 +10,7 @@ import tvm
 
 from autofuse.codegen.digest import tir_digest
 from autofuse.codegen.link import linker
+from autofuse.codegen.stack import pipeline
 from autofuse.measure.child import Handler
 
 
@@ -26,7 +27,7 @@ def factory(*setup: str) -> Handler:
             raise ValueError("the scheduled code does not survive its text form")
         with tvm.transform.PassContext(opt_level=3, config=request["options"]):
             target = tvm.target.Target(request["target"])
-            built = tvm.compile(module, target=target)
+            built = tvm.compile(module, target=target, tir_pipeline=pipeline())
         # The name must end in .so: the linker is told by it what to make.
         temporary = library.with_name(f"partial-{library.name}")
         built.export_library(str(temporary), fcompile=linker(str(target.attrs.get("mtriple", ""))))
