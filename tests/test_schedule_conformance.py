@@ -152,7 +152,9 @@ def test_a_quick_look_lets_pass_whatever_matches(name: str, analysed: Analysed) 
         if which.match(group, analysed.hardware) is None:
             matching += 1
             assert all(which.admits(op) for op in group.operators), group.label
-            assert any(which.anchors(op) for op in group.operators), group.label
+            assert 0 < sum(which.anchors(op) for op in group.operators) <= which.most_anchors, group.label
+            assert len(group.operators) <= which.most_operators, group.label
+            assert len(group.outputs) <= which.most_results, group.label
     assert matching or name in RARE | {"attention"}
 
 

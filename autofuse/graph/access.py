@@ -127,19 +127,24 @@ class _Walk:
 
     def block(self, block: Block, values: dict[int, Expr], guards: tuple[Expr, ...]) -> None:
         """Adds what the block reads when its variables have these values."""
+        known: dict[Expr, Expr] = {}  # a long concatenation has the same conditions again and again
+
+        def plain(expr: Expr) -> Expr:
+            found = known.get(expr)
+            if found is None:
+                found = known[expr] = simplify(substitute(expr, values), self.program.extents)
+            return found
+
         for buffer, indices, conditions in dict.fromkeys(loads(block.value)):
             if buffer == block.target:
                 continue
             inner = [c for condition in conditions for c in _conjuncts(condition)]
-            place = tuple(self.plain(i, values) for i in indices)
+            place = tuple([plain(i) for i in indices])
             # Whether an element is needed cannot be told when the condition depends on contents: then it is.
-            kept = [self.plain(c, values) for c in inner if not loads_from_memory(c)]
+            kept = [plain(c) for c in inner if not loads_from_memory(c)]
             everything = _tightened((*guards, *kept))
             if everything is not None:
                 self.load(buffer, place, everything)
-
-    def plain(self, expr: Expr, values: dict[int, Expr]) -> Expr:
-        return simplify(substitute(expr, values), self.program.extents)
 
     def load(self, buffer: int, indices: tuple[Expr, ...], guards: tuple[Expr, ...]) -> None:
         key = (buffer, indices, guards)

@@ -25,6 +25,10 @@ SAMPLE_POINTS = 2048
 
 Ints = npt.NDArray[np.int64]
 
+# What came of a part: its variables and their extents, the operand's extents, indices and guards of each map.
+_known: dict[tuple[Any, ...], tuple[int, int]] = {}
+_MOST_KNOWN = 1 << 14
+
 
 @dataclass(frozen=True)
 class Part:
@@ -125,9 +129,22 @@ class MapCounts:
             (expr,) = (self.maps[0].indices[d] for d in part.dims) if len(part.dims) == 1 else (None,)
             if expr is not None and expr[0] == "v":
                 return (1, 1) if part.spatial else (extents[0], 1)
-        if self.points(part) <= EXACT_POINTS:
-            return exact_counts(self.enumerate(part))
-        return self.sampled_counts(part)
+        # Operators of a network share heights, widths and windows, and so the parts that depend on these.
+        key = (
+            part.spatial,
+            part.reduction,
+            tuple(extents),
+            tuple([self.shape[d] for d in part.dims]),
+            tuple([(*[m.indices[d] for d in part.dims], *self.guards_of(m, part)) for m in self.maps]),
+        )
+        found = _known.get(key)
+        if found is None:
+            whole = self.points(part) <= EXACT_POINTS
+            found = exact_counts(self.enumerate(part)) if whole else self.sampled_counts(part)
+            if len(_known) >= _MOST_KNOWN:
+                _known.clear()
+            _known[key] = found
+        return found
 
     def guards_of(self, m: IndexMap, part: Part) -> list[Expr]:
         inside = {*part.spatial, *part.reduction}

@@ -68,6 +68,7 @@ def variables(expr: Expr) -> frozenset[int]:
     return frozenset(e[1] for e in walk(expr) if e[0] == "v")
 
 
+@lru_cache(maxsize=1 << 15)
 def loads_from_memory(expr: Expr) -> bool:
     """Whether its value depends on the contents of some tensor."""
     if expr[0] in ("c", "v"):

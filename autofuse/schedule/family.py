@@ -136,6 +136,8 @@ class ScheduleFamily(abc.ABC):
     """A parametrised way to schedule a kind of group. Implementations are stateless and safe to share.
 
     `version` goes up whenever the TIR that a configuration gives changes: records of older versions are not used.
+    `most_operators`, `most_anchors`, `most_results`: `match` refuses every group with more of them, as far as that is
+    known without a look at the group; quick looks like `anchors` and `admits`.
     `beside`: whether its configurations compete with those of the first family that takes a group, instead of the
     family being that first one. Such a family takes only what a family before it in the registry takes too.
     """
@@ -144,6 +146,9 @@ class ScheduleFamily(abc.ABC):
     version: ClassVar[int]
     configuration: ClassVar[type[Configuration]]
     beside: ClassVar[bool] = False
+    most_operators: ClassVar[int] = 1 << 30
+    most_anchors: ClassVar[int] = 1 << 30
+    most_results: ClassVar[int] = 1 << 30
 
     @abc.abstractmethod
     def match(self, group: Group, hardware: Hardware) -> Refusal | None:

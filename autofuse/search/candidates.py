@@ -28,6 +28,7 @@ from autofuse.search.growth import Growth, mask_of
 from autofuse.search.judge import GroupJudge
 from autofuse.search.judge import LegalGroup as LegalGroup
 from autofuse.search.problem import SearchProblem, Thresholds
+from autofuse.search.repeats import Repeats
 from autofuse.target import Hardware
 
 # Growing steps through sets that no family takes, and operators that these may add together.
@@ -57,6 +58,7 @@ class GroupEnumerator:
         self.thresholds = thresholds
         self._judge = GroupJudge(graph, hardware=hardware, families=families, thresholds=thresholds)
         self._growth = Growth(graph, thresholds)
+        self._repeats = Repeats(graph, self._growth, self._judge)
         self._pool = _POOL
 
     @property
@@ -89,8 +91,18 @@ class GroupEnumerator:
             # first of the set's reductions and contractions; cheap operators on all sides
             within = growth.cheap | (growth.growable >> seed << seed)
         whole = budget = min(self.thresholds.groups_per_operator, max(_LEAST_BUDGET, self._pool))
-        budget -= self._straight(1 << seed, seed, within, whole // 2)
+        known = self._repeats.find(seed, within, whole)
+        if known is not None:
+            judge.repeat(known.sets, seed - known.seed)
+            if known.cut:
+                judge.cut("groups_per_operator")
+            self._pool += _USUAL_BUDGET - known.used
+            return
+        growth.grown = growth.touched = 0
+        straight = self._straight(1 << seed, seed, within, whole // 2)
+        budget -= len(straight)
         visited = {1 << seed}
+        cut = False
         queue = deque([(1 << seed, 0, 0, 1)])
         while queue and budget > 0:
             mask, part, misses, legal_size = queue.popleft()
@@ -99,6 +111,7 @@ class GroupEnumerator:
                     continue
                 if budget <= 0:
                     judge.cut("groups_per_operator")
+                    cut = True
                     break
                 budget -= 1
                 visited.add(extended)
@@ -108,25 +121,29 @@ class GroupEnumerator:
                 elif misses < _MISSES and size - legal_size <= _MISSED_OPERATORS and extended not in judge.hopeless:
                     queue.append((extended, mask, misses + 1, legal_size))
         self._pool += _USUAL_BUDGET - (whole - budget)
+        self._repeats.keep(
+            seed, within, {*visited, *straight}, budget=whole, straight=len(straight), used=whole - budget, cut=cut
+        )
 
-    def _straight(self, mask: int, seed: int, within: int, most: int) -> int:
-        """Grow by the first extension that leads on, until none does; gives the number of sets looked at.
+    def _straight(self, mask: int, seed: int, within: int, most: int) -> list[int]:
+        """Grow by the first extension that leads on, until none does; gives the sets looked at, a set each time.
 
         Breadth first search may run out of its budget before it meets the large sets.
         """
-        looked = misses = part = 0
+        looked: list[int] = []
+        misses = part = 0
         legal_size = 1
         while misses <= _MISSES and mask.bit_count() - legal_size <= _MISSED_OPERATORS:
             first = 0
             for extended in self._growth.steps(mask, seed, within, part):
-                looked += 1
+                looked.append(extended)
                 legal = self._judge.natural(extended)
                 if not first and extended not in self._judge.hopeless:
                     first = extended
                 if legal:
                     first, misses, legal_size = extended, 0, extended.bit_count()
                     break
-                if looked >= most:
+                if len(looked) >= most:
                     return looked
             else:
                 misses += 1
@@ -198,24 +215,29 @@ class GroupEnumerator:
         """Every group again with cheap producers inside that others use too; they are not written."""
         left = _RECOMPUTED_POOL + _USUAL_RECOMPUTED * len(self.graph.operators)
         level = sorted((f.group for f in self._judge.found.values()), key=lambda g: (len(g.members), g.members))
-        repeatable = mask_of(op.index for op in self.graph.operators if recomputable(op)) & self._growth.cheap
+        cheap, users = self._growth.cheap, self.graph.user_masks
+        repeatable = mask_of(op.index for op in self.graph.operators if recomputable(op)) & cheap
+        # What has one user is used outside of no group with a member that reads it.
+        repeatable = mask_of(op for op in bits(repeatable) if users[op] & (users[op] - 1))
+        producers = [before & cheap for before in self._growth.previous]
         for _ in range(self.thresholds.recompute_members):
             wider: list[Group] = []
             for group in level:
                 if len(wider) >= left:
                     self._judge.cut("recompute_members")
                     break
-                wider.extend(self._with_producers(group, repeatable))
+                wider.extend(self._with_producers(group, repeatable, producers))
             left -= len(wider)
             level = wider
 
-    def _with_producers(self, group: Group, repeatable: int) -> Iterator[Group]:
+    def _with_producers(self, group: Group, repeatable: int, before: Sequence[int]) -> Iterator[Group]:
+        """The group with one producer more. `before`: for each operator, the cheap ones that it reads."""
         judge, growth, mask = self._judge, self._growth, group.mask
         producers = 0
         for m in group.members:
-            producers |= growth.previous[m]
-        producers &= growth.cheap & ~mask
-        if not producers:
+            producers |= before[m]
+        producers &= ~mask
+        if not producers & repeatable:
             return
         users, producer = self.graph.user_masks, self.graph.producer
         tried = 0
@@ -223,7 +245,7 @@ class GroupEnumerator:
             if tried >= _RECOMPUTE_TRIED:
                 judge.cut("recompute_members")
                 return
-            if not users[p] & ~mask or not repeatable >> p & 1:
+            if not repeatable >> p & 1 or not users[p] & ~mask:
                 continue
             if not growth.convex_with(mask, p):
                 continue
@@ -232,9 +254,9 @@ class GroupEnumerator:
             if (larger, group.outputs) in judge.found:
                 continue
             written = [producer[t] for t in group.outputs]
-            wider = judge.judge(larger, sorted((*group.members, p)), group.outputs, written)
+            wider = judge.judge(larger, sorted((*group.members, p)), group.outputs, written, whole=False)
             if wider is not None:
-                yield wider
+                yield wider.group
 
 
 def legal_groups(

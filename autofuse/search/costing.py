@@ -33,6 +33,8 @@ class _Legal(Protocol):
     def signature(self) -> Hashable: ...
     @property
     def shown(self) -> Group: ...
+    @property
+    def whole(self) -> bool: ...
 
 
 def choices_of(
@@ -57,7 +59,7 @@ def choices_of(
     choices = []
     for legal in found:
         cost, family, config, source, name = best[legal.signature]
-        choices.append(Choice(legal.group, cost, family, config, source, name))
+        choices.append(Choice.made(legal.group, cost, family, config, source, name, legal.whole))
     alone = {c.group.members[0]: c.cost for c in choices if len(c.group.members) == 1 and not c.recomputed}
     for op in graph.operators:
         if op.index not in alone:

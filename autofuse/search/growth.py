@@ -33,8 +33,14 @@ def _doubling(length: int, before: int) -> tuple[int, ...]:
 
 
 class Growth:
-    """The larger sets in one graph. growable, cheap: bit sets of the operators that may share a kernel, and those of
-    them without a reduction or contraction; previous: for each operator, the growable ones that it reads."""
+    """The larger sets in one graph.
+
+    growable, cheap: bit sets of the operators that may share a kernel, and those of them without a reduction or
+    contraction. previous, near: for each operator, the growable ones that it reads, and those that read it as well.
+    wide: operators with so many neighbours that these are taken in bundles. offered, offered_seed: for each operator
+    what `steps` may add next to it, and next to it where it is the seed. grown, touched: the operators of the sets
+    given to `steps` since these were last set to 0, and what was next to them.
+    """
 
     def __init__(self, graph: Graph, thresholds: Thresholds) -> None:
         self.graph = graph
@@ -46,6 +52,8 @@ class Growth:
         self.cheap = sum(1 << op.index for op in graph.operators if growable[op.index] and op.mapping in CHEAP)
         self._next = [mask_of(graph.successors[i]) & self.growable for i in range(count)]
         self.previous = [mask_of(graph.predecessors[i]) & self.growable for i in range(count)]
+        self.near = [before | after for before, after in zip(self.previous, self._next, strict=True)]
+        self.grown = self.touched = 0
         self._never = [0] * count
         for consumer in range(count):
             for producer in bits(self.previous[consumer]):
@@ -55,7 +63,7 @@ class Growth:
         self._any_never = any(self._never)
         self._run_after, self._run_before = self._runs()
         # What is next to an operator, but inside a run, and what is taken in bundles.
-        self._wide = mask_of(
+        self.wide = mask_of(
             i for i in range(count) if max(self._next[i].bit_count(), self.previous[i].bit_count()) > _WIDE
         )
         self._after = [0 if n.bit_count() > _WIDE else n for n in self._next]
@@ -63,6 +71,8 @@ class Growth:
         self._before_run = [
             0 if self._run_before[i] >= 0 or p.bit_count() > _WIDE else p for i, p in enumerate(self.previous)
         ]
+        self.offered = [before | after for before, after in zip(self._before_run, self._after_run, strict=True)]
+        self.offered_seed = [before | after for before, after in zip(self._before_run, self._after, strict=True)]
         # Set → what is after and before it, the operators that it depends on, and those that depend on it.
         self._surroundings: dict[int, tuple[int, int, int, int]] = {0: (0, 0, 0, 0)}
 
@@ -82,6 +92,18 @@ class Growth:
             if len(graph.predecessors[user]) == 1 and self.cheap >> user & 1:
                 after[op.index], before[user] = user, op.index
         return after, before
+
+    def kind(self, op: int) -> tuple[bool | int, ...]:
+        """What steps depend on at one operator, beside its neighbours: equal for operators that stand alike."""
+        after, before = self._run_after[op], self._run_before[op]
+        return (
+            bool(self.growable >> op & 1),
+            bool(self.cheap >> op & 1),
+            after - op if after >= 0 else 0,
+            before - op if before >= 0 else 0,
+            self._next[op].bit_count() > _WIDE,
+            self.previous[op].bit_count() > _WIDE,
+        )
 
     def extended(self, mask: int, addition: int) -> int:
         """The convex set with `addition` in it; 0 if that takes an operator or an edge that never fuses."""
@@ -129,7 +151,7 @@ class Growth:
         after, before, above, below = self._around(mask, part if part in self._surroundings else 0)
         if seed >= 0:
             after |= self._after[seed]
-        wide = mask & self._wide
+        wide = mask & self.wide
         if wide:
             for op in bits(wide):
                 for neighbours in (self._next[op], self.previous[op]):
@@ -140,6 +162,8 @@ class Growth:
         free = within & ~mask
         any_never = self._any_never
         following = self._run_after[seed] if seed >= 0 else -1
+        self.grown |= mask
+        self.touched |= (after | before) & free
         for steps, near in ((self._run_after, after & free), (self._run_before, before & free)):
             for x in bits(near):
                 further = steps[x]

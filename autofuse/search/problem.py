@@ -22,6 +22,16 @@ class Choice:
     source: str = "analytical"
     key: str = ""  # workload key, where it is known already
 
+    @classmethod
+    def made(cls, group: Group, cost: float, family: str, config: str, source: str, key: str, whole: bool) -> Choice:
+        """Quicker where thousands are made. whole: the group is known to recompute nothing."""
+        choice: Choice = object.__new__(cls)
+        known = choice.__dict__
+        known.update(group=group, cost=cost, family=family, config=config, source=source, key=key)
+        if whole:
+            known.update(recomputed=0, owned=group.mask)
+        return choice
+
     @cached_property
     def writes(self) -> int:
         """Bit set of the members whose result the group writes to memory."""

@@ -180,13 +180,17 @@ def _components(graph: Graph, choices: Sequence[Choice], position: dict[int, int
             op = parent[op]
         return op
 
+    held = [1 << op for op in parent]  # for each root, the operators joined to it
     for choice in choices:
-        members = choice.group.members
-        if len(members) > 1:
-            first = find(members[0])
-            for m in members[1:]:
-                if parent[m] != first:
-                    parent[find(m)] = first
+        group = choice.group
+        first = find(group.members[0])
+        missing = group.mask & ~held[first]
+        if missing:
+            for m in positions(missing):
+                root = find(m)
+                if root != first:
+                    parent[root] = first
+                    held[first] |= held[root]
     joined: dict[int, list[int]] = {}
     for op in sorted(position, key=position.__getitem__):
         joined.setdefault(find(op), []).append(op)

@@ -12,14 +12,17 @@ from autofuse.graph.model import Graph, Group, Operator, Tensor
 
 
 class Signatures:
-    """Signatures of one graph's groups. Operators that differ only in place, names and constants' values are alike."""
+    """Signatures of one graph's groups. Operators that differ only in place, names and constants' values are alike.
+
+    classes: for each operator a number, equal for operators that are alike.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         ids: dict[Hashable, int] = {}
         kinds = [_tensor(t) for t in graph.tensors]
         self._kind = [ids.setdefault(k, len(ids)) for k in kinds]
-        self._class = [ids.setdefault(self._operator(op), len(ids)) for op in graph.operators]
+        self.classes = [ids.setdefault(self._operator(op), len(ids)) for op in graph.operators]
         self._slots = [(*op.inputs, *op.outputs) for op in graph.operators]
         self._places = self._relative(ids)
 
@@ -54,7 +57,7 @@ class Signatures:
                 sources.append((i - maker, place))
             for slot, t in enumerate(op.outputs):
                 first[t] = (i, -1 - slot)
-            row = (self._class[i], tuple(sources))
+            row = (self.classes[i], tuple(sources))
             places.append(ids.setdefault(row, len(ids)))
         return places
 
@@ -72,7 +75,7 @@ class Signatures:
         members = group.members
         numbers: dict[int, int] = {}
         number = numbers.setdefault
-        classes = tuple([self._class[m] for m in members])
+        classes = tuple([self.classes[m] for m in members])
         wiring = tuple([number(t, len(numbers)) for m in members for t in self._slots[m]])
         return (classes, wiring, tuple([numbers[t] for t in group.outputs]))
 

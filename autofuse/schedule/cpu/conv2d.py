@@ -38,6 +38,7 @@ class Conv2dFamily(ScheduleFamily):
     name: ClassVar[str] = "conv2d"
     version: ClassVar[int] = 3
     configuration: ClassVar[type[Configuration]] = Conv2dConfiguration
+    most_anchors: ClassVar[int] = 1
 
     def anchors(self, op: Operator) -> bool:
         """Blocked convolutions."""

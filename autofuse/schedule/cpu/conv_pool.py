@@ -102,6 +102,7 @@ class ConvPoolFamily(ScheduleFamily):
     name: ClassVar[str] = "conv2d_pool"
     version: ClassVar[int] = 1
     configuration: ClassVar[type[Configuration]] = ConvPoolConfiguration
+    most_anchors: ClassVar[int] = 1
 
     def anchors(self, op: Operator) -> bool:
         """Pooling operators."""

@@ -133,15 +133,20 @@ class Tilings:
     def __init__(self, e: Extents, weights: int, results: int, machine: tuple[int, int, int]) -> None:
         self._given = (e, weights, results, machine)
         self._known: dict[tuple[Conv2dConfiguration, ...], _Rows] = {}
+        self._last: tuple[Sequence[Conv2dConfiguration], _Rows] | None = None
 
     def of(self, configs: Sequence[Conv2dConfiguration]) -> _Rows:
         """The configurations' tilings, worked out once: the groups around a convolution mostly have the same ones."""
+        # Lists of the same objects compare in no time; a hash looks into every one of them.
+        if self._last is not None and self._last[0] == configs:
+            return self._last[1]
         key = tuple(configs)
         found = self._known.get(key)
         if found is None:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             found = self._known[key] = self._rows(key)
+        self._last = configs, found
         return found
 
     def _rows(self, configs: tuple[Conv2dConfiguration, ...]) -> _Rows:

@@ -23,6 +23,7 @@ class DepthwiseFamily(ScheduleFamily):
     name: ClassVar[str] = "depthwise"
     version: ClassVar[int] = 1
     configuration: ClassVar[type[Configuration]] = PlaneConfiguration
+    most_anchors: ClassVar[int] = 1
 
     def anchors(self, op: Operator) -> bool:
         """Blocked depthwise convolutions."""

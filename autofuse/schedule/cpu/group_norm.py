@@ -36,6 +36,7 @@ class GroupNormFamily(ScheduleFamily):
     name: ClassVar[str] = "group_norm"
     version: ClassVar[int] = 1
     configuration: ClassVar[type[Configuration]] = GroupNormConfiguration
+    most_anchors: ClassVar[int] = 1
 
     def anchors(self, op: Operator) -> bool:
         """Group normalisations of whole blocks."""

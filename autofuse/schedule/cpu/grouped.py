@@ -112,6 +112,7 @@ class GroupedFamily(ScheduleFamily):
     name: ClassVar[str] = "grouped"
     version: ClassVar[int] = 1
     configuration: ClassVar[type[Configuration]] = GroupedConfiguration
+    most_anchors: ClassVar[int] = 1
 
     def anchors(self, op: Operator) -> bool:
         """Grouped convolutions whose groups do not fill blocks."""

@@ -57,6 +57,7 @@ class MatmulFamily(ScheduleFamily):
     name: ClassVar[str] = "matmul"
     version: ClassVar[int] = 3
     configuration: ClassVar[type[Configuration]] = MatmulConfiguration
+    most_anchors: ClassVar[int] = 1
 
     def anchors(self, op: Operator) -> bool:
         """Matrix products."""

@@ -40,6 +40,7 @@ class PlainFamily(ScheduleFamily):
     name: ClassVar[str] = "plain"
     version: ClassVar[int] = 1
     configuration: ClassVar[type[Configuration]] = PlainConfiguration
+    most_operators: ClassVar[int] = 1
 
     def match(self, group: Group, hardware: Hardware) -> Refusal | None:
         """A single operator that is a tensor program with one result."""

@@ -25,6 +25,7 @@ class PoolFamily(ScheduleFamily):
     name: ClassVar[str] = "pool"
     version: ClassVar[int] = 1
     configuration: ClassVar[type[Configuration]] = PlaneConfiguration
+    most_anchors: ClassVar[int] = 1
 
     def anchors(self, op: Operator) -> bool:
         """Pooling operators."""

@@ -31,6 +31,8 @@ _SMALL = 4
 # Scalar operations of a step from which on it is handed to the thread pool.
 _LARGE = 16_384
 _LARGE_CONTRACTION = 16 * _LARGE
+# Kinds of reductions that are steps.
+_REDUCTIONS = ("mean", "sum", "max")
 # Accumulators of a step: enough to hide the latency of a multiply-add.
 _ACCUMULATORS = 8
 
@@ -52,10 +54,22 @@ class StagedFamily(ScheduleFamily):
     name: ClassVar[str] = "staged"
     version: ClassVar[int] = 1
     configuration: ClassVar[type[Configuration]] = StagedConfiguration
+    most_results: ClassVar[int] = 1
 
     def anchors(self, op: Operator) -> bool:
         """What may be a step."""
         return _is_step(op)
+
+    def admits(self, op: Operator) -> bool:
+        """Steps that may fit as far as their kind and the extents of their result tell, and what is no step."""
+        if not _is_step(op):
+            return True
+        variant, extents = op.attrs.get("variant", ""), op.spatial
+        if op.kind == "nn.conv2d":
+            return variant == "blocked" and (not extents or extents[2:4] == (1, 1))
+        if op.kind == "matmul":
+            return variant == "packed" and prod(extents[:-1]) == 1
+        return op.kind in _REDUCTIONS and op.mapping is MappingType.MANY_TO_ONE
 
     def match(self, group: Group, hardware: Hardware) -> Refusal | None:
         """Steps are 1×1 convolutions of one position, products of one row, and reductions that keep the lanes.
@@ -194,7 +208,7 @@ def _fits(op: Operator, graph: Graph, hardware: Hardware) -> Refusal | None:
         if prod(out.shape[:-1]) == 1:
             return None
         return Refusal("extent", f"{op.name} multiplies more than one row", (op.index,))
-    if op.mapping is MappingType.MANY_TO_ONE and op.kind in ("mean", "sum", "max"):
+    if op.mapping is MappingType.MANY_TO_ONE and op.kind in _REDUCTIONS:
         source, axes = reduced_operand(op), reduced_axes(op, graph)
         if source is not None and axes is not None:
             shape = graph.tensors[source].shape

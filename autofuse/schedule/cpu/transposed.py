@@ -109,6 +109,7 @@ class TransposedFamily(ScheduleFamily):
     name: ClassVar[str] = "transposed"
     version: ClassVar[int] = 1
     configuration: ClassVar[type[Configuration]] = TransposedConfiguration
+    most_anchors: ClassVar[int] = 1
 
     def anchors(self, op: Operator) -> bool:
         """Transposed convolutions."""

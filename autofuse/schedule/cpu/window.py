@@ -103,11 +103,11 @@ def parse(group: Group, kinds: Collection[str], variants: Collection[str] = ()) 
             plain.add(op.outputs[0])
             epilogue.append(op)
             continue
-        if plain.intersection(op.inputs):
+        if plain and not plain.isdisjoint(op.inputs):
             return Refusal("layout", f"{op.name} follows a layout change", (op.index,))
         if not op.elementwise:
             return Refusal("not-elementwise", f"{op.name} ({op.kind}) is not elementwise", (op.index,))
-        if not after.intersection(op.inputs):
+        if after.isdisjoint(op.inputs):
             before.append(op)
             continue
         if graph.tensors[op.outputs[0]].shape != out.shape:

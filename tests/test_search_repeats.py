@@ -1,0 +1,105 @@
+"""Growth around operators of repeated blocks: the same groups as if each were grown by itself, with less work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from random_graphs import GraphBuilder, graphs
+from search_fakes import FAMILIES
+
+from autofuse.graph.model import Graph
+from autofuse.search.candidates import GroupEnumerator
+from autofuse.search.judge import LegalGroup
+from autofuse.search.problem import Thresholds
+from autofuse.search.repeats import Looked, Repeats
+from autofuse.target.hardware import Hardware
+
+
+def repeated(block: Graph, odd: Sequence[bool]) -> Graph:
+    """Copies of a graph, one after another: each reads a result of the one before, and all read one value from the
+    start. An odd copy has one operator more."""
+    b = GraphBuilder("repeated")
+    x = b.input(16, 32)
+    shared = b.unary(b.input(16, 32), "exp")
+    for extra in odd:
+        place: dict[int, int] = dict(zip(block.inputs, [x, *[shared] * (len(block.inputs) - 1)], strict=True))
+        for op in block.operators:
+            inputs = [place[t] if t in place else b.constant(*block.tensors[t].shape) for t in op.inputs]
+            (out,) = op.outputs
+            mappings = [a.mapping for a in op.accesses]
+            shape = block.tensors[out].shape
+            place[out] = b.operator(op.kind, inputs, mappings, shape, reduction=op.reduction, work=op.work)
+        results = [place[t] for op in block.operators for t in op.outputs if b.shape(place[t]) == (16, 32)]
+        if results:
+            x = results[-1]
+        if extra:
+            x = b.binary(x, shared)
+    return b.build()
+
+
+def enumerated(graph: Graph, thresholds: Thresholds) -> tuple[list[LegalGroup], dict[str, int]]:
+    enumerator = GroupEnumerator(graph, hardware=Hardware(), families=FAMILIES, thresholds=thresholds)
+    return enumerator.run(), enumerator.pruned
+
+
+def each_by_itself(graph: Graph, thresholds: Thresholds) -> tuple[list[LegalGroup], dict[str, int]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Repeats, "find", lambda *_: None)
+        return enumerated(graph, thresholds)
+
+
+@settings(deadline=None, max_examples=120, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(graphs(max_operators=9), st.lists(st.booleans(), min_size=2, max_size=6), st.data())
+def test_repeated_blocks_give_the_groups_that_each_would_give(
+    block: Graph, odd: list[bool], data: st.DataObject
+) -> None:
+    graph = repeated(block, odd)
+    thresholds = Thresholds(
+        groups_per_operator=data.draw(st.sampled_from([3, 20, 256])),
+        max_group_size=data.draw(st.sampled_from([4, 9, 64])),
+        max_arguments=data.draw(st.sampled_from([4, 48])),
+    )
+    assert enumerated(graph, thresholds) == each_by_itself(graph, thresholds)
+
+
+def layers(count: int) -> Graph:
+    """Products with a softmax's reductions after them; every layer adds the same mask."""
+    b = GraphBuilder("layers")
+    mask = b.unary(b.input(16, 32), "exp")
+    x = b.input(16, 32)
+    for _ in range(count):
+        scores = b.binary(b.matmul(x), mask)
+        spread = b.unary(b.binary(scores, b.reduce(scores, "max"), "subtract"), "exp")
+        x = b.binary(b.binary(spread, b.reduce(spread), "divide"), x)
+    return b.build()
+
+
+def test_layers_further_on_are_not_grown_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    again: list[int] = []
+    find = Repeats.find
+
+    def counted(self: Repeats, seed: int, within: int, budget: int) -> Looked | None:
+        known = find(self, seed, within, budget)
+        if known is not None:
+            again.append(seed)
+        return known
+
+    monkeypatch.setattr(Repeats, "find", counted)
+    graph = layers(12)
+    enumerated(graph, Thresholds(max_group_size=12))
+    assert len(again) > len(graph.operators) // 2
+
+
+def test_an_operator_whose_result_is_an_output_is_unlike_its_counterparts() -> None:
+    graph = layers(6)
+    result = graph.operators[20].outputs[0]
+    marked = replace(graph, outputs=(*graph.outputs, result))
+    found = enumerated(marked, Thresholds())
+    assert found == each_by_itself(marked, Thresholds())
+    whole = [f.group for f in found[0] if f.whole and 20 in f.group.members]
+    assert whole
+    assert all(result in group.outputs for group in whole)
