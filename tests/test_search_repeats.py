@@ -12,20 +12,25 @@ from random_graphs import GraphBuilder, graphs
 from search_fakes import FAMILIES
 
 from autofuse.graph.model import Graph
+from autofuse.search import candidates
 from autofuse.search.candidates import GroupEnumerator
 from autofuse.search.judge import LegalGroup
 from autofuse.search.problem import Thresholds
 from autofuse.search.repeats import Looked, Repeats
 from autofuse.target.hardware import Hardware
 
+ENDS = st.sampled_from(["", "", "", "more", "out", "wide"])
 
-def repeated(block: Graph, odd: Sequence[bool]) -> Graph:
+
+def repeated(block: Graph, ends: Sequence[str]) -> Graph:
     """Copies of a graph, one after another: each reads a result of the one before, and all read one value from the
-    start. An odd copy has one operator more."""
+    start. How a copy ends: "" as it is, "more" with one operator more, "out" with a result that the graph gives too,
+    "wide" with a concat of many parts."""
     b = GraphBuilder("repeated")
     x = b.input(16, 32)
     shared = b.unary(b.input(16, 32), "exp")
-    for extra in odd:
+    given = []
+    for end in ends:
         place: dict[int, int] = dict(zip(block.inputs, [x, *[shared] * (len(block.inputs) - 1)], strict=True))
         for op in block.operators:
             inputs = [place[t] if t in place else b.constant(*block.tensors[t].shape) for t in op.inputs]
@@ -36,9 +41,13 @@ def repeated(block: Graph, odd: Sequence[bool]) -> Graph:
         results = [place[t] for op in block.operators for t in op.outputs if b.shape(place[t]) == (16, 32)]
         if results:
             x = results[-1]
-        if extra:
+        if end == "more":
             x = b.binary(x, shared)
-    return b.build()
+        if end == "out":
+            given.append(results[0] if results else x)
+        if end == "wide":
+            b.concat([b.unary(x if k % 2 else shared, "exp" if k % 3 else "negative") for k in range(8)])
+    return b.build([t for t in given if t not in b.inputs])
 
 
 def enumerated(graph: Graph, thresholds: Thresholds) -> tuple[list[LegalGroup], dict[str, int]]:
@@ -52,18 +61,22 @@ def each_by_itself(graph: Graph, thresholds: Thresholds) -> tuple[list[LegalGrou
         return enumerated(graph, thresholds)
 
 
-@settings(deadline=None, max_examples=120, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(graphs(max_operators=9), st.lists(st.booleans(), min_size=2, max_size=6), st.data())
+@settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(graphs(max_operators=9), st.lists(ENDS, min_size=2, max_size=6), st.data())
 def test_repeated_blocks_give_the_groups_that_each_would_give(
-    block: Graph, odd: list[bool], data: st.DataObject
+    block: Graph, ends: list[str], data: st.DataObject
 ) -> None:
-    graph = repeated(block, odd)
+    graph = repeated(block, ends)
     thresholds = Thresholds(
         groups_per_operator=data.draw(st.sampled_from([3, 20, 256])),
         max_group_size=data.draw(st.sampled_from([4, 9, 64])),
         max_arguments=data.draw(st.sampled_from([4, 48])),
     )
-    assert enumerated(graph, thresholds) == each_by_itself(graph, thresholds)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(candidates, "_POOL", data.draw(st.sampled_from([30, 100, 4096])))
+        patch.setattr(candidates, "_USUAL_BUDGET", 6)
+        patch.setattr(candidates, "_LEAST_BUDGET", 4)
+        assert enumerated(graph, thresholds) == each_by_itself(graph, thresholds)
 
 
 def layers(count: int) -> Graph:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autofuse.graph.model import Graph
 from autofuse.schedule.cpu import window as W
 from autofuse.schedule.family import (
     SHAPE_COLUMN,
@@ -79,13 +80,19 @@ class Extents:
         return self.kh * self.kw == 1
 
 
-@remembered
 def extents(window: W.Window) -> Extents:
     """The extents of the window's anchor."""
-    oc, ic, kh, kw, ib, ob = window.weight.shape
-    n, _, oh, ow, _ = window.out.shape
-    attrs = window.anchor.attrs
-    height, width = window.data.shape[2:4]
+    return _extents(window.group.graph, window.anchor.index)
+
+
+@remembered
+def _extents(graph: Graph, anchor: int) -> Extents:
+    op = graph.operators[anchor]
+    data, weight = (graph.tensors[t].shape for t in op.inputs[:2])
+    oc, ic, kh, kw, ib, ob = weight
+    n, _, oh, ow, _ = graph.tensors[op.outputs[0]].shape
+    attrs = op.attrs
+    height, width = data[2:4]
     return Extents(
         n, oc, oh, ow, ic, kh, kw, ib, ob, int(str(attrs.get("groups", 1))),
         W.pair(attrs, "strides", 1), W.pair(attrs, "dilation", 1), height, width,

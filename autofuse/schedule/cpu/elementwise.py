@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 
 #: Mapping types of operators that read at most one element of each operand for an element of the result.
 INJECTIVE = frozenset({MappingType.ONE_TO_ONE, MappingType.ONE_TO_MANY, MappingType.REORGANIZE, MappingType.SHUFFLE})
-# What a configuration decides of a kernel's shape.
+# What a configuration decides of a kernel's shape, and what the group does.
 _TASK_COLUMNS = [SHAPE_COLUMN[name] for name in ("tasks", "accumulators", "footprint")]
+_BYTES = ("memory_bytes", "l1_bytes", "l2_bytes", "l3_bytes")
+_GROUP_COLUMNS = [SHAPE_COLUMN[name] for name in ("vector_fill", "loops", "scattered", *_BYTES)]
 # Tasks that are enough for the threads of any pool to share.
 _TASKS = 64
 # Operators that pass on an axis whole exactly if its extent stays: parts of operands, and several operands in a row.
@@ -148,30 +150,32 @@ class ElementwiseFamily(ScheduleFamily):
 
     def shape_rows(self, group: Group, configs: Sequence[Configuration], hardware: Hardware) -> NDArray[np.float64]:
         """All at once: most is the same in all of them."""
-        tensors = group.graph.tensors
-        shape = tensors[group.outputs[-1]].shape
-        cut = len(shape) - collapsible(group)
-        inner = prod(shape[cut:])
+        return self.shapes_of([(group, configs)], hardware)
+
+    def shapes_of(
+        self, asked: Sequence[tuple[Group, Sequence[Configuration]]], hardware: Hardware
+    ) -> NDArray[np.float64]:
+        """All at once, of all groups."""
         lanes = hardware.lanes
-        outer = prod(shape[: task_axes(shape[:cut])]) if cut else 0
-        traffic, kept, nests = _passes(group, lanes)
-        common = KernelShape(
-            tasks=1,
-            vector_fill=max(inner / (-(-inner // lanes) * lanes), 1 / lanes),
-            independent_chains=8,
-            l1_bytes=traffic + kept,
-            l2_bytes=traffic + kept,
-            l3_bytes=traffic + kept,
-            memory_bytes=traffic,
-            loops=nests,
-            scattered=scattered(group, lanes),
-        )
-        rows = np.repeat(shape_matrix([common]), len(configs), axis=0)
-        for row, config in zip(rows, configs, strict=True):
-            assert isinstance(config, ElementwiseConfig)
-            pieces = outer if cut else _pieces(inner, lanes * config.vectors)
-            tasks = max(1, pieces) if config.parallel else 1
-            row[_TASK_COLUMNS] = tasks, config.vectors, -(-traffic // tasks)
+        fixed: list[tuple[float, ...]] = []  # of each group: see _GROUP_COLUMNS
+        decided: list[tuple[int, ...]] = []  # of each configuration: see _TASK_COLUMNS
+        for group, configs in asked:
+            shape = group.graph.tensors[group.outputs[-1]].shape
+            cut = len(shape) - collapsible(group)
+            inner = prod(shape[cut:])
+            outer = prod(shape[: task_axes(shape[:cut])]) if cut else 0
+            traffic, kept, nests = _passes(group, lanes)
+            fill = max(inner / (-(-inner // lanes) * lanes), 1 / lanes)
+            fixed.append((fill, nests, scattered(group, lanes), traffic, *(traffic + kept,) * 3))
+            for config in configs:
+                assert isinstance(config, ElementwiseConfig)
+                pieces = outer if cut else _pieces(inner, lanes * config.vectors)
+                tasks = max(1, pieces) if config.parallel else 1
+                decided.append((tasks, config.vectors, -(-traffic // tasks)))
+        rows = np.repeat(shape_matrix([KernelShape(tasks=1, independent_chains=8)]), len(decided), axis=0)
+        counts = [len(configs) for _, configs in asked]
+        rows[:, _GROUP_COLUMNS] = np.repeat(np.array(fixed, np.float64), counts, axis=0)
+        rows[:, _TASK_COLUMNS] = np.array(decided, np.float64)
         return rows
 
     def apply(self, func: PrimFunc, group: Group, config: Any, hardware: Hardware) -> PrimFunc:
