@@ -118,7 +118,7 @@ def default_hardware(target: Target, host: HostCpu | None = None) -> Hardware:
         frequency_hz=hertz,
         simple_per_second=2 * lanes * hertz,
         divide_per_second=0.2 * lanes * hertz,
-        special_per_second=0.08 * lanes * hertz,
+        special_per_second=0.11 * lanes * hertz,
         l1_bytes=l1,
         l2_bytes=l2,
         # A machine without an L3 keeps what leaves L2 in memory: an "L3" no larger than its L2s says so.
