@@ -19,7 +19,7 @@ from autofuse.records.model import RecordedCostModel
 from autofuse.target import Hardware
 
 
-def recorded() -> RecordedCostModel:
+def recorded(fallback: CostModel) -> RecordedCostModel:
     """A third of `batch` is on record."""
     store = MemoryStore()
     store.add_hardware(RecordedHardware("hw", "here"))
@@ -29,7 +29,7 @@ def recorded() -> RecordedCostModel:
         identity = identity_of(candidate, key, "hw")
         version, config, layouts = identity.family_version, identity.config, identity.layouts
         store.add(Record(key, "hw", identity.family, version, config, layouts, samples=(2e-3,)))
-    return RecordedCostModel(store, "hw", AnalyticalCostModel(Hardware()), lambda group: repr(group.work))
+    return RecordedCostModel(store, "hw", fallback, lambda group: repr(group.work))
 
 
 MODELS: dict[str, Callable[[], CostModel]] = {
@@ -37,7 +37,8 @@ MODELS: dict[str, Callable[[], CostModel]] = {
     "analytical, cold weights": lambda: AnalyticalCostModel(Hardware(), cold=True),
     "learned, cold weights": lambda: LearnedCostModel(small_predictor().card, small_predictor().members, MACHINE, True),
     "learned": lambda: LearnedCostModel(small_predictor().card, small_predictor().members, MACHINE),
-    "recorded": recorded,
+    "recorded": lambda: recorded(AnalyticalCostModel(Hardware())),
+    "recorded, predicted elsewhere": lambda: recorded(trusting_model({"fake": 1})),
     "learned, everything predicted": lambda: trusting_model({"fake": 1}),
 }
 
@@ -102,6 +103,18 @@ def test_groups_of_different_graphs_are_told_apart(model: CostModel) -> None:
 def test_sources_name_where_each_cost_is_from(model: CostModel) -> None:
     sources = model.sources(batch())
     assert len(sources) == len(batch()) and set(sources) <= {"analytical", "predicted", "record"}
+
+
+def test_says_how_sure_it_is_or_that_it_cannot(model: CostModel) -> None:
+    errors = model.uncertainty(batch())
+    if errors is not None:
+        assert errors.shape == (len(batch()),) and np.isfinite(errors).all() and (errors >= 0).all()
+        nothing = model.uncertainty([])
+        assert nothing is not None and nothing.shape == (0,)
+        if isinstance(model, RecordedCostModel):
+            assert (errors[1::3] == 0).all()
+    learned = model.fallback if isinstance(model, RecordedCostModel) else model
+    assert (errors is not None) == isinstance(learned, LearnedCostModel)
 
 
 def test_candidates_are_left_as_they_are(model: CostModel) -> None:

@@ -215,6 +215,15 @@ class TestTraining:
         with pytest.raises(PredictorError, match="0 usable records"):
             train_predictor(dataset_of(MemoryStore()))
 
+    def test_nothing_is_learned_from_what_is_kept_for_evaluation(self, store: RecordStore) -> None:
+        kept = MemoryStore()
+        kept.keep_for_evaluation()
+        kept.merge(store)
+        with pytest.raises(PredictorError, match="evaluation alone"):
+            train_predictor(dataset_of(kept))
+        with pytest.raises(PredictorError, match="evaluation alone"):
+            train_predictor(dataset_of(kept).select(range(len(dataset_of(store)))))
+
     def test_the_card_says_what_was_trained_on(self, dataset: Dataset, trained: Trained) -> None:
         card = trained.card
         assert card.kind == "cpu" and card.families == {"tile": 3} and list(card.features) == feature_names()

@@ -257,10 +257,15 @@ class TestCommand:
         small = tmp_path / "small.db"
         with SqliteStore(small) as store:
             fill(store, limit=2)
+        kept = tmp_path / "kept.db"
+        with SqliteStore(kept) as store:
+            store.keep_for_evaluation()
+            fill(store, limit=24)
         for arguments, words in (
             (["--db", str(tmp_path / "none.db")], "there is no record store"),
             (["--db", str(small)], "autofuse collect"),
             (["--db", str(db), "--hardware", "abc"], "no records of hardware abc"),
+            (["--db", str(kept)], f"{kept}: the records are kept for evaluation alone"),
         ):
             assert run("train", *arguments, "-o", str(out)) == 2
             captured = capsys.readouterr()

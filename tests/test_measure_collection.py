@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from plain_groups import FAMILY, PlainCosts, Scale, chain, graph, key_of
 
+from autofuse.cli.collect_bar import counts_text, duration, left_to_do
 from autofuse.cost.model import Candidate
 from autofuse.graph.model import Group
 from autofuse.measure import (
@@ -236,6 +238,18 @@ class TestCollection:
         messages = {r.message for r in store.records() if r.status == "build_failed"}
         assert messages == {"ValueError: this cannot be scheduled"}
 
+    def test_kernels_are_measured_twice_until_so_many_were(self, store: RecordStore) -> None:
+        """The same ones in every run, and none of those that failed."""
+        first = self.run(store, again=2, trials=7)
+        assert first.done == 7 and len(list(store.records())) == 7
+        second = self.run(store, again=2)
+        assert (second.measured, second.failed, second.left) == (3, 1, 0)
+        counts = Counter(r.identity for r in store.records() if r.ok)
+        assert sorted(counts.values()) == [1, 1, 1, 1, 2, 2]
+        assert self.run(store, again=2).done == 0
+        assert self.run(store, again=3).done == 1 and self.run(store, again=100).done == 3
+        assert set(Counter(r.identity for r in store.records() if r.ok).values()) == {2}
+
     def test_replaying_a_collection_gives_its_records_again(self, store: RecordStore) -> None:
         self.run(store)
         other = MemoryStore()
@@ -266,3 +280,35 @@ def test_the_nearer_reference_follows_the_operations_per_byte() -> None:
     busy = replace(group.graph.operators[0], work=replace(group.work, fma=64 * 100))
     heavy = replace(group.graph, operators=(busy,))
     assert nearer_reference(Candidate(Group.of(heavy, [0]), FAMILY, Scale())) == "arithmetic"
+
+
+class TestProgress:
+    """What a terminal shows of a collection."""
+
+    def test_tells_counts_rate_and_the_time_left(self) -> None:
+        stats = CollectStats(measured=30, failed=10, cached=5, skipped=0, left=80, seconds=20.0)
+        remaining, share = left_to_do(stats, None, None)
+        assert remaining == pytest.approx(40.0) and share == pytest.approx(1 / 3)
+        text = counts_text(stats, remaining)
+        for part in ("measured 30", "failed 10", "cached 5", "left 80", "2.0/s", "0:40 to go"):
+            assert part in text
+
+    def test_a_run_that_ends_earlier_ends_when_it_is_told(self) -> None:
+        stats = CollectStats(measured=40, left=80, seconds=20.0)
+        assert left_to_do(stats, 30.0, None)[0] == pytest.approx(10.0)
+        assert left_to_do(stats, 1000.0, 60)[0] == pytest.approx(10.0)
+        assert left_to_do(stats, 15.0, None) == (0.0, 1.0)
+        assert left_to_do(CollectStats(left=80), 30.0, None) == (30.0, 0.0)
+        assert "? to go" in counts_text(CollectStats(left=80), None)
+        assert duration(3723) == "1:02:03"
+
+    def test_shows_what_a_kernel_took_beside_the_best_of_its_workload(self) -> None:
+        store, told = MemoryStore(), []
+        made = results(ITEMS)
+        for number, key in enumerate(made):
+            made[key] = replace(made[key], samples=((number + 1) * 1e-4,), reference_samples={})
+        collect(
+            ITEMS, store, ReplayRunner(made), ReplayBuilder(), HERE, ask,
+            progress=lambda stats, what: told.append(what),
+        )  # fmt: skip
+        assert told[:2] == ["100.0 µs, best 100.0 µs: a+relu", "200.0 µs, best 100.0 µs: a+relu"]

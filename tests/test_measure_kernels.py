@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from plain_groups import FAMILY, PlainFamily, Scale, chain, graph
+from numpy.typing import NDArray
+from plain_groups import FAMILY, PlainCosts, PlainFamily, Scale, chain, graph
 
 from autofuse.cost.model import Candidate
 from autofuse.graph.keys import canonical_text, workload_key
@@ -18,6 +19,7 @@ from autofuse.graph.model import Access, Graph, Group, MappingType, Operator, Ro
 from autofuse.graph.reasons import Refusal
 from autofuse.measure.kernels import KernelSource, index_ranges, items_of
 from autofuse.schedule.family import Configuration
+from autofuse.search.problem import Choice
 from autofuse.target import Hardware
 
 HARDWARE = Hardware()
@@ -50,11 +52,19 @@ class View(PlainFamily):
         return None if group.operators[0].kind == "reshape" else Refusal("kind", "computes something")
 
 
+class Doubting(PlainCosts):
+    """The larger the scale, the less sure."""
+
+    def uncertainty(self, candidates: Sequence[Candidate]) -> NDArray[np.float64]:
+        self.asked.append(len(candidates))
+        return np.array([float(c.config.text.removeprefix("scale=")) for c in candidates])
+
+
 class TestItems:
     def test_take_the_first_family_that_matches_and_its_first_configurations(self) -> None:
         g = graph(["a", "b"])
         groups = [Group.of(g, [0]), Group.of(g, [0, 1])]
-        items = items_of(groups, (Picky(), FAMILY), HARDWARE, "net", configs=2, planned={groups[1]})
+        items = items_of(groups, (Picky(), FAMILY), HARDWARE, "net", configs=2, plans=[Choice(groups[1], 1.0)])
         assert [(i.candidate.family.name, i.candidate.config.text, i.planned) for i in items] == [
             ("picky", "scale=1", False),
             ("picky", "scale=2", False),
@@ -72,6 +82,28 @@ class TestItems:
         assert texts[:2] == space[:2] and len(texts) == len(set(texts)) == 5 and set(texts) <= set(space)
         assert texts == [i.candidate.config.text for i in again]
         assert len(items_of([group], (Wide(),), HARDWARE, "net", configs=2, explore=100)) == len(space)
+
+    def test_the_configurations_of_present_plans_come_first(self) -> None:
+        group = Group.of(graph(["a"]), [0])
+        plans = [Choice(group, 1.0, "wide", "scale=9"), Choice(group, 1.0, "wide", "scale=2"),
+                 Choice(group, 1.0, "other", "scale=5")]  # fmt: skip
+        items = items_of([group], (Wide(),), HARDWARE, "net", configs=2, plans=plans)
+        assert [i.candidate.config.text for i in items] == ["scale=2", "scale=9", "scale=1"]
+        assert all(i.planned for i in items)
+
+    def test_half_of_those_explored_are_what_the_costs_are_least_sure_of(self) -> None:
+        groups = [chain([kind]) for kind in "ab"]
+        costs = Doubting()
+        items = items_of(groups, (Wide(),), HARDWARE, "net", configs=2, explore=4, costs=costs)
+        for group in groups:
+            texts = [i.candidate.config.text for i in items if i.candidate.group is group]
+            assert texts[:4] == ["scale=1", "scale=2", "scale=20", "scale=19"]
+            assert len(texts) == len(set(texts)) == 6
+        assert costs.asked == [36]  # all at once
+        everything = items_of(groups, (Wide(),), HARDWARE, "net", configs=2, explore=100, costs=costs)
+        assert len(everything) == 40
+        plain = items_of(groups, (Wide(),), HARDWARE, "net", configs=2, explore=4, costs=PlainCosts())
+        assert len(plain) == 12  # a model that cannot tell
 
     def test_leave_out_what_nothing_schedules_and_what_computes_nothing(self) -> None:
         assert items_of([chain(["reshape"])], (View(), FAMILY), HARDWARE, "net") == []

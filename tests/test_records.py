@@ -151,6 +151,26 @@ class TestEveryStore:
         assert stats["hardware"] == ["hw1", "hw2"] and stats["families"] == {"conv 1": 3}
         assert next(iter(store.workloads())).text == "conv 1" and store.models("w1") == ("resnet50", "vgg16")
 
+    def test_what_is_kept_for_evaluation_never_becomes_another_stores(self, store: RecordStore) -> None:
+        assert not store.evaluation_only and not store.stats().as_dict()["evaluation_only"]
+        kept = fill(MemoryStore())
+        kept.keep_for_evaluation()
+        kept.keep_for_evaluation()
+        kept.add(record())
+        store.add(record(1))
+        for refused in (lambda: store.merge(kept), store.keep_for_evaluation):
+            with pytest.raises(RecordError, match="a store of its own"):
+                refused()
+        assert len(list(store.records())) == 1 and not store.evaluation_only
+        assert kept.merge(store) == 1 and kept.evaluation_only
+
+    def test_an_empty_store_takes_the_mark_over_with_the_records(self, store: RecordStore) -> None:
+        kept = fill(MemoryStore())
+        kept.keep_for_evaluation()
+        kept.add(record())
+        assert store.merge(kept) == 1 and store.merge(kept) == 0
+        assert store.evaluation_only and store.stats().as_dict()["evaluation_only"]
+
     def test_records_come_sorted_and_by_hardware(self, store: RecordStore) -> None:
         given_records = [record(s, config=f"a={s % 3}", hardware=f"hw{1 + s % 2}") for s in range(8)]
         for r in reversed(given_records):

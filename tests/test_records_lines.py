@@ -67,6 +67,21 @@ class TestEveryStore:
             with pytest.raises(RecordError, match=r"missing or unknown fields: cold_reference_samples, cold_samples"):
                 other.import_lines(bad)
 
+    def test_what_is_kept_for_evaluation_says_so_in_the_first_line(self, store: RecordStore, tmp_path: Path) -> None:
+        store.keep_for_evaluation()
+        store.add(record())
+        store.export_lines(tmp_path / "a.jsonl")
+        first, *rest = (tmp_path / "a.jsonl").read_text(encoding="ascii").splitlines()
+        assert json.loads(first)["evaluation_only"] is True
+        fresh, other = MemoryStore(), fill(MemoryStore())
+        assert fresh.import_lines(tmp_path / "a.jsonl") == 1 and fresh.evaluation_only
+        other.add(record(5))
+        with pytest.raises(RecordError, match="a store of its own"):
+            other.import_lines(tmp_path / "a.jsonl")
+        (tmp_path / "a.jsonl").write_text("\n".join([first.replace("true", "1"), *rest]), encoding="ascii")
+        with pytest.raises(RecordError, match="neither true nor false"):
+            MemoryStore().import_lines(tmp_path / "a.jsonl")
+
     def test_merge_takes_what_is_new_and_only_that(self, store: RecordStore) -> None:
         other = fill(MemoryStore())
         other.add_workload(Workload("w3", "pool"), ["vgg16"])

@@ -342,6 +342,20 @@ class TestCommands:
         out = capsys.readouterr().out
         assert "conv" in out and "9.52 %" in out
 
+    def test_a_store_for_evaluation_says_so_and_its_noise_may_be_looked_at(
+        self, db: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with SqliteStore(tmp_path / "kept.db") as s:
+            s.keep_for_evaluation()
+            sound(s)
+        assert call("stats", tmp_path / "kept.db") == 0
+        assert "kept for evaluation" in capsys.readouterr().out
+        assert call("noise", db, tmp_path / "kept.db", "--json") == 0
+        assert call("merge", db, tmp_path / "kept.db") == 2
+        assert "store of its own" in capsys.readouterr().err
+        with SqliteStore(tmp_path / "kept.db", readonly=True) as s:
+            assert s.evaluation_only and list(verify(s)) == []
+
     def test_prune_says_first_and_drops_when_told(self, db: Path, capsys: pytest.CaptureFixture[str]) -> None:
         before = db.read_bytes()
         assert call("prune", db, "--failed") == 0
@@ -379,7 +393,12 @@ class TestCommands:
         assert "no workload starts" in capsys.readouterr().err
         assert call("stats", db, "--json") == 0
         counts = json.loads(capsys.readouterr().out)
-        assert (counts["ok"], counts["failed"], counts["workloads"]) == (4, 1, 1)
+        assert counts == {
+            "ok": 4, "failed": 1, "failures": {"crashed": 1}, "workloads": 1, "models": ["net"],
+            "hardware": ["hw1"], "families": {"conv 1": 5}, "evaluation_only": False,
+        }  # fmt: skip
+        assert call("stats", db) == 0
+        assert "evaluation" not in capsys.readouterr().out
 
     def test_exporting_importing_and_merging(
         self, db: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -18,6 +18,7 @@ from autofuse.cli import main
 from autofuse.cost import AnalyticalCostModel, Candidate, CostModel
 from autofuse.errors import PlanError
 from autofuse.graph.model import Graph, Group
+from autofuse.records import SqliteStore
 from autofuse.schedule.family import Configuration
 from autofuse.search.candidates import search_problem
 from autofuse.search.dp import DPStrategy
@@ -350,6 +351,14 @@ class TestCommand:
             captured = capsys.readouterr()
             assert words in captured.err and captured.err.count("\n") == 1 and captured.out == ""
         assert list(tmp_path.iterdir()) == []
+
+    def test_nothing_is_tuned_on_what_is_kept_for_evaluation(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with SqliteStore(tmp_path / "kept.db") as store:
+            store.keep_for_evaluation()
+        assert run("tune", "x.onnx", "--db", str(tmp_path / "kept.db"), "-o", str(tmp_path / "t.json")) == 2
+        assert "kept for evaluation alone" in capsys.readouterr().err and not (tmp_path / "t.json").exists()
 
 
 def run(*arguments: str) -> int:

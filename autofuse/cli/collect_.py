@@ -7,17 +7,21 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from autofuse.cli.collect_bar import CollectBar
 from autofuse.cli.options import address, check_writable, input_shapes, json_option, print_json, status
 from autofuse.errors import InputError, RecordError
 
 if TYPE_CHECKING:
     from autofuse.compiler import Analysed
-    from autofuse.measure.order import CollectItem
+    from autofuse.cost.model import CostModel
+    from autofuse.measure import CollectItem
+    from autofuse.target import Hardware
 
 
 @click.command("collect")
@@ -34,8 +38,12 @@ if TYPE_CHECKING:
     "--configs", type=click.IntRange(min=1), default=4, show_default=True, help="First configurations a group."
 )
 @click.option(
-    "--explore", type=click.IntRange(min=0), default=2, show_default=True, help="Others a group, drawn at random."
-)
+    "--explore", type=click.IntRange(min=0), default=2, show_default=True,
+    help="Others a group: at random, with --predictor half of them where it is least sure.",
+)  # fmt: skip
+@click.option("--predictor", metavar="DIR", help="Predictor that says what plans are best, and where it is not sure.")
+@click.option("--again", type=click.IntRange(min=0), default=0, help="So many kernels are measured twice: noise.")
+@click.option("--evaluation", is_flag=True, help="Keep the store for evaluation: nothing is ever learned from it.")
 @click.option("--rpc", metavar="HOST:PORT", help="Measure on the devices of this tracker (see `autofuse serve`).")
 @click.option("--key", metavar="NAME", help="The devices' key, with --rpc.")
 @click.option("--dask", metavar="ADDRESS", help="Build on the workers of this dask.distributed scheduler.")
@@ -53,6 +61,9 @@ def command(
     trials: int | None,
     configs: int,
     explore: int,
+    predictor: str | None,
+    again: int,
+    evaluation: bool,
     rpc: str | None,
     key: str | None,
     dask: str | None,
@@ -80,15 +91,16 @@ def command(
     if not Path(db).exists():
         check_writable(db, RecordError)
 
-    def candidates(goal: str) -> tuple[list[Analysed], list[CollectItem]]:
-        return _candidates(names, goal, threads, batch, given, configs, explore)
+    def candidates(place: _Place) -> tuple[list[Analysed], list[CollectItem]]:
+        wanted = _Wanted(tuple(names), threads, batch, given, configs, explore, predictor, db)
+        return _candidates(wanted, place, dry_run)
 
     from autofuse.measure.process import MeasureError
 
     with ExitStack() as stack:
         places = _devices(stack, rpc, key) if rpc and key else [_here(stack, target)]
         if dry_run:
-            _say_candidates(names, candidates(places[0].target)[1], as_json)
+            _say_candidates(names, candidates(places[0])[1], as_json)
             return
         from autofuse.measure import CollectSettings, PoolBuilder, collect
         from autofuse.measure.farm import dask_builder
@@ -96,23 +108,25 @@ def command(
         from autofuse.records import RecordedHardware, open_store
 
         # The store comes last: what fails before leaves none behind.
-        prepared = {places[0].target: candidates(places[0].target)}
+        first = candidates(places[0])
         # The budget is for building and measuring: what a model takes to analyse does not count.
         end = None if seconds is None else time.monotonic() + seconds
         builder = stack.enter_context(dask_builder(dask) if dask else PoolBuilder(2))
         store = stack.enter_context(open_store(db))
+        if evaluation:
+            store.keep_for_evaluation()
         done: list[tuple[str, Any]] = []
         failed: list[MeasureError] = []
         for place in places:
-            known = place.target in prepared
-            analysed, ordered = prepared.pop(place.target) if known else candidates(place.target)
-            row, runner = place.take(analysed[0].target)
+            analysed, ordered = first if place is places[0] else candidates(place)
+            row, runner = place.row(analysed[0].target), place.runner(analysed[0].target)
             so_far = sum(s.done + s.skipped for _, s in done)
             settings = CollectSettings(
                 budget=None if end is None else max(0.0, end - time.monotonic()),
                 trials=None if trials is None else max(0, trials - so_far),
+                again=again,
             )
-            with KernelSource(analysed) as source, _Bar(len(ordered)) as bar:
+            with KernelSource(analysed) as source, CollectBar(settings.budget, settings.trials) as bar:
                 try:
                     stats = collect(
                         ordered, store, runner, builder, RecordedHardware.of(row), source.request, source.reference,
@@ -136,23 +150,25 @@ def command(
         where = f" on {digest}" if len(places) > 1 else ""
         click.echo(
             f"{stats.measured} measured{where}, {stats.failed} failed, {stats.cached} already there, {stats.left} left"
-            f" in {stats.seconds:.0f} s; {db} holds {kept['ok']} records of {kept['workloads']} workloads"
+            f" in {stats.seconds:.0f} s ({stats.rate:.1f}/s); {db} holds {kept['ok']} records of"
+            f" {kept['workloads']} workloads"
         )
 
 
 class _Place:
-    """Where kernels are measured: `take` gives the hardware row, and the runner, for a resolved target."""
+    """Where kernels are measured: `row` and `runner` give the hardware row, and the runner, for a resolved target."""
 
-    def __init__(self, target: str, take: Callable[[Any], tuple[Any, Any]]) -> None:
+    def __init__(self, target: str, row: Callable[[Any], Any], runner: Callable[[Any], Any]) -> None:
         self.target = target
-        self.take = take
+        self.row = row
+        self.runner = runner
 
 
 def _here(stack: ExitStack, target: str) -> _Place:
     from autofuse.measure import LocalRunner
     from autofuse.target import hardware_row
 
-    return _Place(target, lambda chosen: (hardware_row(chosen), stack.enter_context(LocalRunner(chosen.threads))))
+    return _Place(target, hardware_row, lambda chosen: stack.enter_context(LocalRunner(chosen.threads)))
 
 
 def _devices(stack: ExitStack, rpc: str, key: str) -> list[_Place]:
@@ -163,38 +179,79 @@ def _devices(stack: ExitStack, rpc: str, key: str) -> list[_Place]:
     stack.enter_context(runner)
 
     def place(row: Any, target: str) -> _Place:
-        def take(_: Any) -> tuple[Any, RpcRunner]:
+        def take(_: Any) -> RpcRunner:
             runner.select(row.digest)
-            return row, runner
+            return runner
 
-        return _Place(target, take)
+        return _Place(target, lambda _: row, take)
 
     return [place(row, target) for row, target in runner.hardware()]
 
 
-def _candidates(
-    names: list[str], target: str, threads: int | None, batch: int | None, shapes: Any, configs: int, explore: int
-) -> tuple[list[Analysed], list[CollectItem]]:
-    """The models as analysed for a target, and what to measure of them, in order."""
+@dataclass(frozen=True)
+class _Wanted:
+    """What is to be collected: models, how they are compiled, how much of their groups, and what is known already."""
+
+    names: tuple[str, ...]
+    threads: int | None
+    batch: int | None
+    shapes: Any
+    configs: int
+    explore: int
+    predictor: str | None
+    db: str
+
+
+def _candidates(wanted: _Wanted, place: _Place, dry_run: bool) -> tuple[list[Analysed], list[CollectItem]]:
+    """The models as analysed for a place's target, and what to measure of them, in order.
+
+    The plans that are best at present come from what is known: records of this hardware, else the predictor, else the
+    analytical model.
+    """
     from autofuse.compiler import analyse, choose_cost_model, problem_of
+    from autofuse.cost.weights import weights_are_cold
     from autofuse.measure.kernels import items_of
     from autofuse.measure.order import in_order
+    from autofuse.records import open_store
+    from autofuse.records.model import RecordedCostModel
     from autofuse.schedule.registry import families
     from autofuse.search.strategies import strategy
 
-    analysed, items = [], []
-    with status("collecting") as tell:
-        for name in names:
+    analysed: list[Analysed] = []
+    items: list[CollectItem] = []
+    with status("collecting") as tell, ExitStack() as stack:
+        known = stack.enter_context(open_store(wanted.db, readonly=dry_run)) if Path(wanted.db).exists() else None
+        for name in wanted.names:
             tell(f"analysing {name}")
-            model = analyse(name, target=target, threads=threads, batch=batch, input_shapes=shapes)
-            costs = choose_cost_model(model, "analytical", None, None)
+            model = analyse(
+                name, target=place.target, threads=wanted.threads, batch=wanted.batch, input_shapes=wanted.shapes
+            )
+            costs = choose_cost_model(model, None, wanted.predictor, None)
+            if known is not None:
+                digest = place.row(model.target).digest
+                costs = RecordedCostModel(known, digest, costs, cold=weights_are_cold(model.graph, model.hardware))
+            tell(f"planning {name}")
             problem = problem_of(model, costs)
-            planned = {c.group for s in ("greedy", "dp") for c in strategy(s).search(problem).choices}
+            plans = [c for s in ("greedy", "dp") for c in strategy(s).search(problem).choices]
             groups = dict.fromkeys(c.group for c in problem.choices if c.family)
             kinds = families(model.hardware.kind)
-            items += items_of(groups, kinds, model.hardware, model.graph.name, configs, planned, explore)
+            items += items_of(
+                groups, kinds, model.hardware, model.graph.name, wanted.configs, plans, wanted.explore, costs
+            )
             analysed.append(model)
-        return analysed, in_order(items, costs)
+        tell("ordering")
+        return analysed, in_order(items, _hot_costs(analysed[0].hardware, wanted.predictor))
+
+
+def _hot_costs(hardware: Hardware, predictor: str | None) -> CostModel:
+    """Costs with weights in the cache, which those of several networks can be compared by."""
+    if predictor is not None:
+        from autofuse.learn import load_predictor
+
+        return load_predictor(predictor, hardware)
+    from autofuse.cost import AnalyticalCostModel
+
+    return AnalyticalCostModel(hardware)
 
 
 def _say_candidates(names: list[str], ordered: list[CollectItem], as_json: bool) -> None:
@@ -209,8 +266,10 @@ def _say_candidates(names: list[str], ordered: list[CollectItem], as_json: bool)
 def _counts(stats: list[Any]) -> dict[str, Any]:
     """The counts of several runs together."""
     keys = ("measured", "failed", "cached", "skipped", "left", "seconds")
+    counts = {k: sum(getattr(s, k) for s in stats) for k in keys}
     return {
-        **{k: sum(getattr(s, k) for s in stats) for k in keys},
+        **counts,
+        "rate": (counts["measured"] + counts["failed"]) / counts["seconds"] if counts["seconds"] else 0.0,
         "interrupted": any(s.interrupted for s in stats),
         "failures": [f for s in stats for f in s.failures],
     }
@@ -227,37 +286,3 @@ def _seconds(text: str) -> float:
     if not 0 < value < math.inf:
         raise InputError(f"--budget {text!r} is no time: write 90s, 10m or 2h")
     return value
-
-
-class _Bar:
-    """Progress on stderr with counts, rate and time left; nothing when it is no terminal."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-
-    def __enter__(self) -> _Bar:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        console = Console(stderr=True)
-        self._bar = None
-        if console.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.fields[counts]}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-                TextColumn("{task.description}"), console=console, transient=True,
-            )  # fmt: skip
-            self._bar.start()
-            self._task = self._bar.add_task("", total=self._total, counts="")
-        return self
-
-    def update(self, stats: Any, text: str) -> None:
-        """Show the counts so far and what was just done."""
-        if self._bar is None:
-            return
-        done = stats.measured + stats.failed + stats.cached + stats.skipped
-        counts = f"measured {stats.measured} failed {stats.failed} cached {stats.cached}"
-        self._bar.update(self._task, completed=done, description=text[:60], counts=counts)
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()

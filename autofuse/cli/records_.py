@@ -29,6 +29,8 @@ def stats(db: str, as_json: bool) -> None:
         print_json(counts)
         return
     click.echo(f"{counts['ok']} records and {counts['failed']} failures of {counts['workloads']} workloads")
+    if counts["evaluation_only"]:
+        click.echo("kept for evaluation: nothing is learned from it")
     click.echo(f"models    {', '.join(counts['models']) or 'none'}")
     click.echo(f"hardware  {', '.join(counts['hardware']) or 'none'}")
     for name, count in counts["families"].items():
@@ -167,6 +169,7 @@ def noise_(db: str, others: tuple[str, ...], as_json: bool) -> None:
             report = noise(store)
         else:
             together = MemoryStore()
+            together.keep_for_evaluation()  # nothing is learned from it
             together.merge(store)
             for other in others:
                 with open_store(other, readonly=True) as more:

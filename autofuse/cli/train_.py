@@ -28,11 +28,13 @@ def command(db: str, output: str, hardware: tuple[str, ...], seed: int, as_json:
     start = time.perf_counter()
     from autofuse.learn.dataset import build_dataset
     from autofuse.learn.predictor import check_output, save_predictor
-    from autofuse.learn.train import TrainSettings, train_predictor
+    from autofuse.learn.train import EVALUATION_ONLY, TrainSettings, train_predictor
     from autofuse.records import open_store
 
     check_output(output)
     with open_store(db, readonly=True) as store, status(f"training on {db}") as tell:
+        if store.evaluation_only:
+            raise PredictorError(f"{db}: {EVALUATION_ONLY}")
         known = {row.digest: row.name for row in store.hardware()}
         for digest in hardware:
             if digest not in known:

@@ -63,6 +63,7 @@ def command(
     from autofuse.search.thresholds import save_thresholds
     from autofuse.search.tuning import tune
 
+    _check_use(db)
     names = models or _recorded_models(db)
     with status("tuning") as tell:
 
@@ -105,6 +106,17 @@ def command(
         print_json(report)
     else:
         _print(result, report)
+
+
+def _check_use(db: str) -> None:
+    """RecordError for a store that is kept for evaluation: thresholds would be fitted to it."""
+    if db == "none":
+        return
+    from autofuse.records import open_store
+
+    with open_store(db, readonly=True) as store:
+        if store.evaluation_only:
+            raise RecordError(f"{db}: its records are kept for evaluation alone, nothing is tuned on them")
 
 
 def _recorded_models(db: str) -> tuple[str, ...]:

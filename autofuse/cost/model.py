@@ -35,6 +35,10 @@ class CostModel(abc.ABC):
         An empty sequence gives an empty array. The result does not depend on what else is in the batch.
         """
 
+    def uncertainty(self, candidates: Sequence[Candidate]) -> NDArray[np.float64] | None:
+        """For each candidate the expected error of its cost's logarithm, >= 0; None if the model cannot tell."""
+        return None
+
     def sources(self, candidates: Sequence[Candidate]) -> list[str]:
         """For each candidate, where its cost comes from: "analytical", "predicted" or "record"."""
         return ["analytical"] * len(candidates)

@@ -37,7 +37,7 @@ class Dataset:
 
     `workloads`, `models`, `hardware` (digests) and `families` say what a row is about; `weights` count in training.
     `digests` identify the records; `descriptions` are the hardware's, by digest. `skipped` counts records that give no
-    row, by reason.
+    row, by reason. `evaluation_only`: they come from a store that nothing may be learned from.
     """
 
     features: NDArray[np.float32]
@@ -51,6 +51,7 @@ class Dataset:
     descriptions: Mapping[str, Hardware]
     family_versions: Mapping[str, int]
     skipped: Mapping[str, int] = field(default_factory=dict)
+    evaluation_only: bool = False
 
     def __len__(self) -> int:
         return len(self.residual)
@@ -233,4 +234,5 @@ def _assemble(
         {digest: known[digest] for digest in sorted(kept)},
         dict(sorted(versions.items())),
         skipped,
+        store.evaluation_only,
     )

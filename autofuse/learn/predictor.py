@@ -68,6 +68,10 @@ class LearnedCostModel(CostModel):
         """ "predicted", or "analytical" where the predictor is not trusted."""
         return ["predicted" if trusted else "analytical" for trusted in self.predict(candidates).trusted]
 
+    def uncertainty(self, candidates: Sequence[Candidate]) -> NDArray[np.float64]:
+        """How much the members disagree, on the scale of the errors that this went with in training."""
+        return self.predict(candidates).uncertainty
+
     def predict(self, candidates: Sequence[Candidate]) -> Prediction:
         """Costs with where they come from and how sure they are."""
         if not candidates:

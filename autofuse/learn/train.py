@@ -27,6 +27,7 @@ Array = NDArray[np.float64]
 
 MIN_RECORDS = 50
 MIN_WORKLOADS = 10
+EVALUATION_ONLY = "the records are kept for evaluation alone, nothing may be learned from them: give another store"
 #: Expected errors below this (ln) are no reason to doubt a prediction, however good the analytical model is.
 _SMALLEST_LIMIT = 0.05
 
@@ -61,7 +62,7 @@ def train_predictor(
 ) -> Trained:
     """Train on all of `dataset`. Deterministic: the same rows and settings give the same bytes.
 
-    Raises PredictorError when there is too little to learn from.
+    Raises PredictorError when there is too little to learn from, or nothing may be.
     """
     s = settings or TrainSettings()
     tell = progress or (lambda _: None)
@@ -114,6 +115,8 @@ def train_predictor(
 
 
 def _check(dataset: Dataset) -> None:
+    if dataset.evaluation_only:
+        raise PredictorError(EVALUATION_ONLY)
     rows, workloads = len(dataset), len(set(dataset.workloads))
     if rows >= MIN_RECORDS and workloads >= MIN_WORKLOADS:
         kinds = {h.kind for h in dataset.descriptions.values()}

@@ -6,12 +6,13 @@ soon as it is there; a run that was interrupted, or killed, is resumed by runnin
 
 from __future__ import annotations
 
+import hashlib
 import signal
 import tempfile
 import threading
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -66,10 +67,18 @@ class CollectStats:
         """Records added."""
         return self.measured + self.failed
 
+    @property
+    def rate(self) -> float:
+        """Records added a second, builds and checks included; 0 before the first."""
+        return self.done / self.seconds if self.seconds > 0 else 0.0
+
 
 @dataclass(frozen=True)
 class CollectSettings:
-    """`budget` in seconds and `trials` in candidates end a run (None: no end); `seed` fills the kernels' inputs."""
+    """`budget` in seconds and `trials` in candidates end a run (None: no end); `seed` fills the kernels' inputs.
+
+    `again`: so many kernels of those that succeeded are measured twice, so that the noise can be known.
+    """
 
     budget: float | None = None
     trials: int | None = None
@@ -77,6 +86,7 @@ class CollectSettings:
     limits: MeasureLimits = field(default_factory=MeasureLimits)
     tolerance: float = 1e-3
     seed: int = 0
+    again: int = 0
 
 
 def nearer_reference(candidate: Candidate) -> str:
@@ -161,6 +171,7 @@ class _Collection:
         self.versions = software_versions()
         self.expected: OrderedDict[object, Path | None] = OrderedDict()
         self.known: set[str] = set()
+        self.fastest: dict[str, float] = {}
         # Names are never used twice: the loader takes a name that it knows for the library that it has already.
         self.numbers = count()
 
@@ -168,18 +179,26 @@ class _Collection:
         """Work through the items."""
         self.store.add_hardware(self.hardware)
         self.store.refresh_baseline(self.hardware.digest)  # an earlier run may have been killed before it did
-        pending = self.missing(items)
+        chosen, pending = self.missing(items)
         try:
-            while pending and not self.over():
-                size = self.settings.batch
-                if self.settings.trials is not None:
-                    size = min(size, self.settings.trials - self.stats.done - self.stats.skipped)
-                batch, pending = pending[:size], pending[size:]
-                pending = [*self.batch(batch, folder), *pending]
+            self.work(pending, folder)
+            if self.settings.again and not self.over():
+                pending = self.repeats(chosen)
+                self.stats = replace(self.stats, left=self.stats.left + len(pending))
+                self.work(pending, folder)
         finally:
             self.store.refresh_baseline(self.hardware.digest)
         self.stats = replace(self.stats, interrupted=self.stop, seconds=self.elapsed())
         return self.stats
+
+    def work(self, pending: list[tuple[CollectItem, Identity]], folder: Path) -> None:
+        """Measure all of `pending`, batch by batch, or until the run is over."""
+        while pending and not self.over():
+            size = self.settings.batch
+            if self.settings.trials is not None:
+                size = min(size, self.settings.trials - self.stats.done - self.stats.skipped)
+            batch, pending = pending[:size], pending[size:]
+            pending = [*self.batch(batch, folder), *pending]
 
     def elapsed(self) -> float:
         return time.monotonic() - self.begin
@@ -190,8 +209,10 @@ class _Collection:
             return True
         return s.trials is not None and self.stats.done + self.stats.skipped >= s.trials
 
-    def missing(self, items: Iterable[CollectItem]) -> list[tuple[CollectItem, Identity]]:
-        """The items that the store has no record of, each identity once; which models contain them is kept anyway."""
+    def missing(
+        self, items: Iterable[CollectItem]
+    ) -> tuple[dict[Identity, CollectItem], list[tuple[CollectItem, Identity]]]:
+        """The items by identity, and those that the store does not have. Which models contain them is kept anyway."""
         chosen: dict[Identity, CollectItem] = {}
         models: dict[str, set[str]] = {}
         texts: dict[str, CollectItem] = {}
@@ -206,7 +227,20 @@ class _Collection:
         found = self.store.lookup(identities)
         pending = [(chosen[i], i) for i, known in zip(identities, found, strict=True) if known is None]
         self.stats = replace(self.stats, cached=len(identities) - len(pending), left=len(pending))
-        return pending
+        return chosen, pending
+
+    def repeats(self, chosen: Mapping[Identity, CollectItem]) -> list[tuple[CollectItem, Identity]]:
+        """Those of the kernels to be measured twice that were measured once; the same ones in every run.
+
+        They are drawn evenly, by a hash, from what succeeded.
+        """
+        counts = Counter(r.identity for r in self.store.records(self.hardware.digest) if r.ok)
+
+        def drawn(identity: Identity) -> bytes:
+            return hashlib.sha256(repr(identity).encode()).digest()
+
+        wanted = sorted((i for i in chosen if counts[i]), key=drawn)[: self.settings.again]
+        return [(chosen[i], i) for i in wanted if counts[i] < 2]
 
     def batch(self, batch: list[tuple[CollectItem, Identity]], folder: Path) -> list[tuple[CollectItem, Identity]]:
         """Build all, then time them; gives back those that were not reached."""
@@ -344,11 +378,22 @@ class _Collection:
         s = self.stats
         if status == "ok":
             self.stats = replace(s, measured=s.measured + 1, left=s.left - 1)
-            self.tell(item.candidate.group.label)
+            self.tell(self.times_of(item, result))
         else:
             said = one_line(f"{item.candidate.group.label} ({candidate_text(identity)}): {status}: {message}")
             self.stats = replace(s, failed=s.failed + 1, left=s.left - 1, failures=(*s.failures, said))
             self.tell(said)
+
+    def times_of(self, item: CollectItem, result: MeasureResult | None) -> str:
+        """What a kernel took, beside the least that any of its workload has taken so far."""
+        seconds = result.latency if result else None
+        if seconds is None:
+            return item.candidate.group.label
+        if item.key not in self.fastest:
+            known = self.store.best(item.key, self.hardware.digest)  # that of this very result, or a faster one
+            self.fastest[item.key] = min(seconds, known.latency or seconds) if known else seconds
+        best = self.fastest[item.key] = min(seconds, self.fastest[item.key])
+        return f"{seconds * 1e6:.1f} µs, best {best * 1e6:.1f} µs: {item.candidate.group.label}"
 
     def tell(self, what: str) -> None:
         if self.progress is not None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autofuse.cost.model import Candidate
+from autofuse.cost.model import Candidate, CostModel
 from autofuse.graph.keys import canonical_text, workload_key
 from autofuse.graph.model import Group, Role
 from autofuse.measure.builder import COMPILER, SETUP, BuildRequest, module_request
@@ -26,11 +26,12 @@ from autofuse.measure.local import thread_environment
 from autofuse.measure.oracle import NotEvaluated, evaluate
 from autofuse.measure.order import CollectItem
 from autofuse.measure.process import ChildProcess, Outcome
-from autofuse.schedule.family import ScheduleFamily, beside
+from autofuse.schedule.family import Configuration, ScheduleFamily, beside
 from autofuse.target import Hardware
 
 if TYPE_CHECKING:
     from autofuse.compiler import Analysed
+    from autofuse.search.problem import Choice
 
 # A family whose groups compute nothing: there is no kernel to time.
 _NO_KERNEL = "view"
@@ -42,28 +43,66 @@ def items_of(
     hardware: Hardware,
     model: str,
     configs: int = 4,
-    planned: Container[Group] = (),
+    plans: Iterable[Choice] = (),
     explore: int = 0,
+    costs: CostModel | None = None,
 ) -> list[CollectItem]:
     """Items for `groups` with the first `configs` configurations of each group's first family that matches.
 
-    `explore` others follow, drawn at random (the same ones in every run): what is measured should not only be what the
-    families believe in. Families that stand beside the first one add as many. `planned`: the groups of present plans.
-    Groups that no family matches, or that compute nothing, are left out.
+    `plans`: the choices of present plans; their groups are planned, and the configurations that they have there come
+    first. `explore` others follow: what is measured should not only be what the families believe in. Where `costs` says
+    how sure it is of them, half are those that it is least sure of; the rest are drawn at random (the same ones in
+    every run). Families that stand beside the first one add as many. Groups that no family matches, or that compute
+    nothing, are left out.
     """
-    items = []
+    chosen: dict[Group, list[tuple[str, str]]] = {}
+    for choice in plans:
+        chosen.setdefault(choice.group, []).append((choice.family, choice.config))
+    spaces: list[_Space] = []
     for group in groups:
         family = next((f for f in families if f.match(group, hardware) is None), None)
         if family is None or family.name == _NO_KERNEL:
             continue
-        key, text = workload_key(group), canonical_text(group)
         for one in (family, *beside(families, family, group, hardware)):
-            space = list(one.configs(group, hardware))
-            rest = space[configs:]
-            drawn = random.Random(f"{key} {one.name}").sample(rest, min(explore, len(rest)))
-            for config in (*space[:configs], *drawn):
-                items.append(CollectItem(Candidate(group, one, config), key, text, model, group in planned))
+            found = list(one.configs(group, hardware))
+            used = [c for c in found if (one.name, c.text) in chosen.get(group, ())]
+            first = list(dict.fromkeys((*used, *found[:configs])))
+            spaces.append(_Space(group, one, first, [c for c in found if c not in first]))
+    doubtful = _least_sure(spaces, explore - explore // 2, costs)
+    items = []
+    for space, unsure in zip(spaces, doubtful, strict=True):
+        key, text = workload_key(space.group), canonical_text(space.group)
+        rest = [c for c in space.rest if c not in unsure]
+        drawn = random.Random(f"{key} {space.family.name}").sample(rest, min(explore - len(unsure), len(rest)))
+        for config in (*space.first, *unsure, *drawn):
+            candidate = Candidate(space.group, space.family, config)
+            items.append(CollectItem(candidate, key, text, model, space.group in chosen))
     return items
+
+
+@dataclass(frozen=True)
+class _Space:
+    """The configurations of a family for a group: those that are measured anyway, and the others."""
+
+    group: Group
+    family: ScheduleFamily
+    first: list[Configuration]
+    rest: list[Configuration]
+
+
+def _least_sure(spaces: Sequence[_Space], count: int, costs: CostModel | None) -> list[list[Configuration]]:
+    """Of the rest of each space up to `count` configurations, those that `costs` is least sure of; all at once."""
+    asked = [Candidate(s.group, s.family, config) for s in spaces for config in s.rest]
+    errors = costs.uncertainty(asked) if costs is not None and count and asked else None
+    if errors is None:
+        return [[] for _ in spaces]
+    found, start = [], 0
+    for space in spaces:
+        end = start + len(space.rest)
+        order = np.argsort(-errors[start:end], kind="stable")[:count]
+        found.append([space.rest[i] for i in order])
+        start = end
+    return found
 
 
 class KernelSource:

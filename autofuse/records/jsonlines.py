@@ -1,8 +1,9 @@
 """Records as JSON lines: takes a store and writes a file, or a file and gives a MemoryStore.
 
-The first line is {"type": "autofuse-records", "schema": 2}; then hardware, workloads (with their models), forms and
-records, one object a line, sorted, so that two exports of the same content are the same bytes and files diff well.
-Files of schema 1, whose records have no cold samples, are read as well.
+The first line is {"type": "autofuse-records", "schema": 2}, with "evaluation_only": true where nothing may be learned
+from the records; then hardware, workloads (with their models), forms and records, one object a line, sorted, so that
+two exports of the same content are the same bytes and files diff well. Files of schema 1, whose records have no cold
+samples, are read as well.
 Nothing in a file is ever executed: every line is checked against the fields and types listed here.
 """
 
@@ -28,7 +29,7 @@ from autofuse.records.record import (
     canonical,
     record_to_dict,
 )
-from autofuse.records.schema import SCHEMA_VERSION
+from autofuse.records.schema import EVALUATION_ONLY, SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from autofuse.records.store import RecordStore
@@ -76,7 +77,8 @@ def write(store: RecordStore, path: Path) -> int:
             def line(kind: str, value: Mapping[str, Any]) -> None:
                 out.write(canonical({"type": kind, **value}) + "\n")
 
-            line(HEADER, {"schema": SCHEMA_VERSION})
+            mark = {EVALUATION_ONLY: True} if store.evaluation_only else {}
+            line(HEADER, {"schema": SCHEMA_VERSION, **mark})
             for row in store.hardware():
                 line("hardware", {"digest": row.digest, "name": row.name, "detail": dict(row.detail)})
             for w in store.workloads():
@@ -112,6 +114,8 @@ def read(path: Path) -> MemoryStore:
             value = json.loads(line, parse_constant=_refuse_constant)
             if number == 1:
                 schema = _schema(value)
+                if value.get(EVALUATION_ONLY):
+                    store.keep_for_evaluation()
             else:
                 _take(store, value, schema)
         except RecursionError as error:
@@ -132,6 +136,8 @@ def _schema(value: object) -> int:
     if not isinstance(value, dict) or value.get("type") != HEADER:
         raise ValueError(f"the first line does not say {HEADER}: no export of records")
     schema = value.get("schema")
+    if not isinstance(value.get(EVALUATION_ONLY, False), bool):
+        raise ValueError(f"{EVALUATION_ONLY} is neither true nor false")
     if not isinstance(schema, int) or not 1 <= schema <= SCHEMA_VERSION:
         raise ValueError(f"schema {schema!r} is not known (up to {SCHEMA_VERSION}): use a newer autofuse")
     return schema

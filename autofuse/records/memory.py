@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from autofuse.errors import RecordError
 from autofuse.records.record import REFERENCES, Form, Identity, Measured, Record, RecordedHardware, StoreStats, Workload
-from autofuse.records.store import RecordStore, order
+from autofuse.records.store import HOLDS_OTHERS, RecordStore, order
 
 
 class MemoryStore(RecordStore):
@@ -23,6 +23,7 @@ class MemoryStore(RecordStore):
         self._records: dict[str, Record] = {}
         self._newest: dict[Identity, Record] = {}
         self._baselines: dict[str, dict[str, float]] = {}
+        self._evaluation_only = False
 
     def add_hardware(self, hardware: RecordedHardware) -> None:
         self._hardware.setdefault(hardware.digest, hardware)
@@ -113,13 +114,28 @@ class MemoryStore(RecordStore):
     def baseline(self, hardware: str) -> Mapping[str, float]:
         return dict(self._baselines.get(hardware, {}))
 
+    @property
+    def evaluation_only(self) -> bool:
+        return self._evaluation_only
+
+    def keep_for_evaluation(self) -> None:
+        if self._records and not self._evaluation_only:
+            raise RecordError(HOLDS_OTHERS)
+        self._evaluation_only = True
+
     def stats(self) -> StoreStats:
         statuses = Counter(record.status for record in self._records.values())
         ok = statuses.pop("ok", 0)
         families = Counter(f"{r.family} {r.family_version}" for r in self._records.values())
         models = sorted({model for models in self._models.values() for model in models})
         return StoreStats(
-            ok, dict(statuses), len(self._workloads), tuple(models), tuple(sorted(self._hardware)), dict(families)
+            ok,
+            dict(statuses),
+            len(self._workloads),
+            tuple(models),
+            tuple(sorted(self._hardware)),
+            dict(families),
+            self._evaluation_only,
         )
 
     def add_all(

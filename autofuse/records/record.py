@@ -218,7 +218,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class StoreStats:
-    """What a store holds, counted. `failed` counts the records of each status other than ok."""
+    """What a store holds, counted. `failed` counts the records of each status other than ok.
+
+    `evaluation_only`: nothing may be learned from it (`RecordStore.evaluation_only`).
+    """
 
     ok: int
     failed: Mapping[str, int]
@@ -226,6 +229,7 @@ class StoreStats:
     models: tuple[str, ...]
     hardware: tuple[str, ...]
     families: Mapping[str, int]
+    evaluation_only: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -237,6 +241,7 @@ class StoreStats:
             "models": list(self.models),
             "hardware": list(self.hardware),
             "families": dict(sorted(self.families.items())),
+            "evaluation_only": self.evaluation_only,
         }
 
 

@@ -1,6 +1,7 @@
 """The tables of the SQLite store. Documented here, created and changed by `migrations.py` alone.
 
-meta        name → value; `schema_version` is the version of the schema, `application` marks the file as ours.
+meta        name → value; `schema_version` is the version of the schema, `application` marks the file as ours,
+            `evaluation_only` = 1 one that nothing may be learned from.
 hardware    one row per machine description: digest, readable name, detail (JSON), and the usual times, in seconds, of
             the reference kernels on it (medians over its records; NULL until there are some).
 software    what made a kernel: TVM's and autofuse's versions, schedule family and its version.
@@ -22,6 +23,7 @@ from autofuse.records.record import REFERENCES, STATUSES
 
 SCHEMA_VERSION = 2
 APPLICATION = "autofuse records"
+EVALUATION_ONLY = "evaluation_only"
 
 
 def _one_of(names: tuple[str, ...]) -> str:

@@ -30,9 +30,9 @@ from autofuse.records.record import (
     Workload,
     canonical,
 )
-from autofuse.records.schema import SCHEMA_VERSION
+from autofuse.records.schema import EVALUATION_ONLY, SCHEMA_VERSION
 from autofuse.records.sqlite_errors import explain
-from autofuse.records.store import RecordStore
+from autofuse.records.store import HOLDS_OTHERS, RecordStore
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
@@ -362,6 +362,18 @@ class SqliteStore(RecordStore):
         rows = self.rows("SELECT arithmetic_baseline, memory_baseline FROM hardware WHERE digest = ?", [hardware])
         return {name: row[i] for row in rows for i, name in enumerate(REFERENCES) if row[i] is not None}
 
+    @property
+    def evaluation_only(self) -> bool:
+        return bool(self.rows("SELECT 1 FROM meta WHERE name = ? AND value = '1'", [EVALUATION_ONLY]))
+
+    def keep_for_evaluation(self) -> None:
+        if self.evaluation_only:
+            return
+        with self._transaction():
+            if self._db.execute("SELECT 1 FROM record LIMIT 1").fetchone():
+                raise RecordError(f"{self.path}: {HOLDS_OTHERS}")
+            self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, '1')", [EVALUATION_ONLY])
+
     def stats(self) -> StoreStats:
         statuses = dict(self.rows("SELECT status, count(*) FROM record GROUP BY status"))
         ok = statuses.pop("ok", 0)
@@ -376,6 +388,7 @@ class SqliteStore(RecordStore):
             tuple(row[0] for row in self.rows("SELECT DISTINCT model FROM membership ORDER BY 1")),
             tuple(row[0] for row in self.rows("SELECT digest FROM hardware ORDER BY 1")),
             dict(families),
+            self.evaluation_only,
         )
 
     def add_all(

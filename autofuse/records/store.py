@@ -9,6 +9,12 @@ from types import TracebackType
 
 from autofuse.records.record import Form, Identity, Measured, Record, RecordedHardware, StoreStats, Workload
 
+#: Why a store cannot be kept for evaluation.
+HOLDS_OTHERS = (
+    "what is kept for evaluation goes into a store of its own, this one holds records that may be learned from; give "
+    "another file"
+)
+
 
 class RecordStore(abc.ABC):
     """Keeps records. Every method that adds is atomic and idempotent: adding what is there already changes nothing.
@@ -84,6 +90,15 @@ class RecordStore(abc.ABC):
     def baseline(self, hardware: str) -> Mapping[str, float]:
         """The usual times of the reference kernels, in seconds; empty until refresh_baseline found some."""
 
+    @property
+    @abc.abstractmethod
+    def evaluation_only(self) -> bool:
+        """Whether nothing may be learned from the records here: they are kept to evaluate with."""
+
+    @abc.abstractmethod
+    def keep_for_evaluation(self) -> None:
+        """Make the store `evaluation_only`, for good. RecordError if it holds records already and is not."""
+
     @abc.abstractmethod
     def stats(self) -> StoreStats:
         """Counts of what is there."""
@@ -121,7 +136,12 @@ class RecordStore(abc.ABC):
         """Let go of the file. The store cannot be used afterwards; closing twice does nothing."""
 
     def merge(self, other: RecordStore) -> int:
-        """Take over everything that `other` holds, all or nothing; the number of records that were new."""
+        """Take over everything that `other` holds, all or nothing; the number of records that were new.
+
+        What is kept for evaluation stays so: an empty store becomes `evaluation_only` with it, another is refused it.
+        """
+        if other.evaluation_only and not self.evaluation_only:
+            self.keep_for_evaluation()
         hardware = list(other.hardware())
         added = self.add_all(
             hardware, [(w, other.models(w.key)) for w in other.workloads()], list(other.forms()), list(other.records())

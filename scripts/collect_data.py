@@ -1,0 +1,186 @@
+"""Makes data/records.db and data/unseen.db from nothing, and docs/collection.md: what they hold and how noisy it is.
+
+Usage: python scripts/collect_data.py [--configs K] [--explore N] [--again N] [--budget TIME] [--fresh] [--page-only]
+
+The first store has the candidates of eight zoo networks, the other those of the four that nothing is ever learned
+from. Some kernels are measured twice: that is how the noise is known. Stopped at any moment (Ctrl-C keeps the log of
+the run too) and run again, it goes on where it was; `--fresh` begins anew. Exit code 1 if the stores are not what they
+should be. Nothing else should run on the machine meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+RECORDS = ROOT / "data" / "records.db"
+UNSEEN = ROOT / "data" / "unseen.db"
+#: What each run took: the page tells it.
+LOG = ROOT / "docs" / "results" / "collection.json"
+PAGE = ROOT / "docs" / "collection.md"
+KEPT_BACK = ("efficientnet_b0", "yolov4_tiny", "vit_tiny", "shufflenet_v2")
+LEAST_RECORDS, MOST_MEGABYTES = 5000, 25.0
+#: Of normalised latency between two measurements of one kernel: median and 95th percentile.
+NOISE = (0.03, 0.10)
+LEAST_RATE = 1.5
+
+
+def collect(store: Path, networks: Sequence[str], options: argparse.Namespace, evaluation: bool) -> dict[str, Any]:
+    """One run of `autofuse collect`: its counts, with the seconds that all of it took."""
+    command = [
+        sys.executable, "-m", "autofuse", "collect", *networks, "--db", str(store), "--json",
+        "--configs", str(options.configs), "--explore", str(options.explore), "--again", str(options.again),
+    ]  # fmt: skip
+    if options.threads:
+        command += ["--threads", str(options.threads)]
+    if options.budget:
+        command += ["--budget", options.budget]
+    if evaluation:
+        command.append("--evaluation")
+    begin = time.monotonic()
+    # An interrupt is the collection's to handle: it ends with its counts.
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if done.returncode:
+        raise SystemExit(done.returncode)
+    counts = json.loads(done.stdout)
+    failures = Counter(line.split("): ", 1)[-1].split(":", 1)[0] for line in counts.pop("failures"))
+    keys = ("measured", "failed", "cached", "skipped", "left", "seconds", "interrupted")
+    return {
+        "store": store.name,
+        **{key: counts[key] for key in keys},
+        "failures": dict(sorted(failures.items())),
+        "wall_seconds": time.monotonic() - begin,
+        "configs": options.configs,
+        "explore": options.explore,
+        "again": options.again,
+    }
+
+
+def finish(store: Path) -> None:
+    """Give unused space back and leave one file."""
+    from autofuse.records import open_store
+
+    with open_store(store) as opened:
+        opened.compact()
+
+
+def contents(path: Path) -> dict[str, Any]:
+    """What a store holds, for the page."""
+    from autofuse.records import open_store
+    from autofuse.records.noise import noise
+    from autofuse.records.verify import verify
+
+    with open_store(path, readonly=True) as store:
+        counts = store.stats().as_dict()
+        models = {w.key: store.models(w.key) for w in store.workloads()}
+        records: Counter[str] = Counter()
+        workloads = Counter(model for names in models.values() for model in names)
+        samples: list[int] = []
+        unchecked = cold = 0
+        for record in store.records():
+            if record.ok:
+                records.update(models[record.workload])
+                samples.append(len(record.samples))
+                unchecked += record.message.startswith("not checked")
+                cold += bool(record.cold_samples)
+        hardware = [row.name for row in store.hardware()]
+        return {
+            **counts,
+            "megabytes": path.stat().st_size / 1e6,
+            "records_of": dict(records),
+            "workloads_of": dict(workloads),
+            "samples": sorted(samples)[len(samples) // 2] if samples else 0,
+            "unchecked": unchecked,
+            "cold": cold,
+            "hardware_names": hardware,
+            "noise": noise(store).as_dict(),
+            "problems": list(verify(store)),
+        }
+
+
+def main() -> int:
+    """Collect into both stores, write the page, say what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--configs", type=int, default=4, help="first configurations a group (default: %(default)s)")
+    parser.add_argument("--explore", type=int, default=2, help="others a group (default: %(default)s)")
+    parser.add_argument("--again", type=int, default=500, help="kernels measured twice, in each (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=0, help="default: all processors")
+    parser.add_argument("--budget", help="stop each store's run after this long, e.g. 2h")
+    parser.add_argument("--networks", help="those of the first store, comma-separated (default: eight of the zoo)")
+    parser.add_argument("--unseen", help="those of the second one (default: the other four)")
+    parser.add_argument("--fresh", action="store_true", help="throw away what is there and begin anew")
+    parser.add_argument("--page-only", action="store_true", help="write the page from what is there")
+    options = parser.parse_args()
+    from collection_page import page
+
+    from autofuse.frontend.zoo import names
+    from autofuse.report.results import machine, write_json, write_text
+
+    seen = options.networks.split(",") if options.networks else [n for n in names() if n not in KEPT_BACK]
+    unseen = options.unseen.split(",") if options.unseen else list(KEPT_BACK)
+    if set(seen) & set(unseen):
+        parser.error("a network cannot be in both stores")
+    if options.fresh and not options.page_only:
+        for path in (RECORDS, UNSEEN):
+            for suffix in ("", "-wal", "-shm"):
+                path.with_name(path.name + suffix).unlink(missing_ok=True)
+        LOG.unlink(missing_ok=True)
+    log: dict[str, Any] = json.loads(LOG.read_text(encoding="utf-8")) if LOG.exists() else {"runs": []}
+    if not options.page_only:
+        log["machine"] = machine()
+        for path, networks, evaluation in ((RECORDS, seen, False), (UNSEEN, unseen, True)):
+            path.parent.mkdir(exist_ok=True)
+            run = collect(path, networks, options, evaluation)
+            finish(path)
+            log["runs"].append(run)
+            write_json(LOG, log)
+            if run["interrupted"]:
+                return 130
+    stores = {path.name: contents(path) for path in (RECORDS, UNSEEN)}
+    write_text(PAGE, page(log, stores))
+    print(f"wrote {PAGE}")
+    missed = faults(log, stores)
+    for line in missed:
+        print(line, file=sys.stderr)
+    return int(bool(missed))
+
+
+def faults(log: Mapping[str, Any], stores: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What is not as it should be, one line each."""
+    records, unseen = stores[RECORDS.name], stores[UNSEEN.name]
+    found = []
+    if records["ok"] < LEAST_RECORDS:
+        found.append(f"{RECORDS.name}: {records['ok']} records, at least {LEAST_RECORDS} were wanted")
+    if records["megabytes"] > MOST_MEGABYTES:
+        found.append(f"{RECORDS.name}: {records['megabytes']:.1f} MB, at most {MOST_MEGABYTES:g} were wanted")
+    if not unseen["evaluation_only"] or records["evaluation_only"]:
+        found.append("the mark of the store that is kept for evaluation is missing, or in the wrong store")
+    for name, store in stores.items():
+        found += [f"{name}: {problem}" for problem in store["problems"][:5]]
+        median, high = (store["noise"]["normalised"][key] for key in ("median", "p95"))
+        if median is None or median > NOISE[0] or high > NOISE[1]:
+            found.append(f"{name}: the noise is not within {100 * NOISE[0]:g} % and {100 * NOISE[1]:g} %")
+    done = sum(run["measured"] + run["failed"] for run in log["runs"])
+    seconds = sum(run["seconds"] for run in log["runs"])
+    if seconds and done / seconds < LEAST_RATE:
+        found.append(f"{done / seconds:.2f} kernels a second, at least {LEAST_RATE:g} were wanted")
+    return found
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+    sys.exit(main())

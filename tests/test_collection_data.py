@@ -1,0 +1,90 @@
+"""The script that makes data/: what it asks of the stores, and the page that it writes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from records_samples import cold, failure, fill, record
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+import collect_data
+import collection_page
+
+from autofuse.records import SqliteStore
+
+RUN = {
+    "store": "records.db", "measured": 5400, "failed": 100, "cached": 0, "skipped": 0, "left": 0, "seconds": 2750.0,
+    "interrupted": False, "failures": {}, "wall_seconds": 2900.0, "configs": 4, "explore": 2, "again": 500,
+}  # fmt: skip
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> dict[str, Any]:
+    """Both stores, small; one kernel of each was measured twice."""
+    found = {}
+    for name in ("records.db", "unseen.db"):
+        with SqliteStore(tmp_path / name) as store:
+            if name == "unseen.db":
+                store.keep_for_evaluation()
+            fill(store)
+            for r in (record(), record(9, 1.01e-3), cold(1, config="a=2"), failure(2, config="a=3")):
+                store.add(r)
+            store.refresh_baseline("hw1")
+        found[name] = collect_data.contents(tmp_path / name)
+    return found
+
+
+def test_says_what_a_store_holds(stores: dict[str, Any]) -> None:
+    found = stores["records.db"]
+    assert (found["ok"], found["failed"], found["cold"], found["samples"]) == (3, 1, 1, 3)
+    assert found["records_of"] == {"resnet50": 3} and found["workloads_of"] == {"resnet50": 1}
+    assert found["noise"]["normalised"]["median"] == pytest.approx(0.00995, rel=0.01)
+
+
+def test_names_every_fault(stores: dict[str, Any]) -> None:
+    for store in stores.values():
+        store["problems"] = []  # its workloads' keys are made up
+    assert [line.split(":")[0] for line in collect_data.faults({"runs": [RUN]}, stores)] == ["records.db"]
+    stores["records.db"] |= {"ok": 5000, "megabytes": 24.9}
+    assert collect_data.faults({"runs": [RUN]}, stores) == []
+    stores["records.db"] |= {"megabytes": 25.1}
+    stores["unseen.db"] |= {"evaluation_only": False, "problems": ["record 1: is none"]}
+    stores["unseen.db"]["noise"]["normalised"]["p95"] = 0.2
+    slow = {"runs": [{**RUN, "seconds": 4000.0}]}
+    text = "\n".join(collect_data.faults(slow, stores))
+    for part in ("25.1 MB", "mark of the store", "record 1", "noise is not within", "1.38 kernels a second"):
+        assert part in text
+
+
+def test_the_page_tells_all_of_it(stores: dict[str, Any]) -> None:
+    text = collection_page.page({"runs": [RUN, {**RUN, "store": "unseen.db"}]}, stores)
+    for part in (
+        "| `data/records.db` | 3 | 1 crashed | 2 | 1 | 0 | 3 |", "| resnet50 | `unseen.db` | 1 | 3 |",
+        "| conv 1 | 4 | 4 |", "| all | 10800 | 200 | 91.7 | 2.00 | 5.0 | 96.7 |", "| conv | 1 | 1.00 % |",
+    ):  # fmt: skip
+        assert part in text
+    assert text.count("| all | 1 | 1.00 % |") == 2
+
+
+def test_a_run_hands_the_settings_on_and_keeps_its_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        asked.append(command)
+        failures = ["relu (plain/1 a=1 []): crashed: SIGSEGV", "relu (plain/1 a=2 []): timeout: 30 s"]
+        return subprocess.CompletedProcess(command, 0, json.dumps({**RUN, "failures": failures}))
+
+    monkeypatch.setattr(collect_data.subprocess, "run", run)
+    options = argparse.Namespace(configs=3, explore=1, again=7, threads=0, budget="2h")
+    kept = collect_data.collect(Path("x.db"), ["vgg16", "gpt2"], options, evaluation=True)
+    (command,) = asked
+    text = " ".join(command)
+    for part in ("collect vgg16 gpt2 --db x.db --json", "--configs 3 --explore 1 --again 7", "2h --evaluation"):
+        assert part in text
+    assert kept["measured"] == 5400 and kept["failures"] == {"crashed": 1, "timeout": 1} and kept["configs"] == 3
