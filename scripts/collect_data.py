@@ -1,6 +1,6 @@
 """Makes data/records.db and data/unseen.db from nothing, and docs/collection.md: what they hold and how noisy it is.
 
-Usage: python scripts/collect_data.py [--configs K] [--explore N] [--again N] [--budget TIME] [--fresh] [--page-only]
+Usage: python scripts/collect_data.py [--per-model N] [--again N] [--budget TIME] [--fresh] [--page-only]
 
 The first store has the candidates of eight zoo networks, the other those of the four that nothing is ever learned
 from. Some kernels are measured twice: that is how the noise is known. Stopped at any moment (Ctrl-C keeps the log of
@@ -40,6 +40,7 @@ def collect(store: Path, networks: Sequence[str], options: argparse.Namespace, e
     command = [
         sys.executable, "-m", "autofuse", "collect", *networks, "--db", str(store), "--json",
         "--configs", str(options.configs), "--explore", str(options.explore), "--again", str(options.again),
+        "--per-model", str(options.per_model),
     ]  # fmt: skip
     if options.threads:
         command += ["--threads", str(options.threads)]
@@ -66,6 +67,7 @@ def collect(store: Path, networks: Sequence[str], options: argparse.Namespace, e
         "wall_seconds": time.monotonic() - begin,
         "configs": options.configs,
         "explore": options.explore,
+        "per_model": options.per_model,
         "again": options.again,
     }
 
@@ -117,6 +119,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--configs", type=int, default=4, help="first configurations a group (default: %(default)s)")
     parser.add_argument("--explore", type=int, default=2, help="others a group (default: %(default)s)")
+    parser.add_argument(
+        "--per-model", type=int, default=800, help="most useful ones a network, no more (default: %(default)s)"
+    )
     parser.add_argument("--again", type=int, default=500, help="kernels measured twice, in each (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=0, help="default: all processors")
     parser.add_argument("--budget", help="stop each store's run after this long, e.g. 2h")

@@ -86,7 +86,10 @@ def runs_table(runs: Sequence[Mapping[str, Any]]) -> str:
 
     keys = ("measured", "failed", "seconds", "wall_seconds")
     whole = {key: sum(run[key] for run in runs) for key in keys}
-    named = [row(f"`{r['store']}`, {r['configs']} first and {r['explore']} others a group", r) for r in runs]
+    named = [
+        row(f"`{r['store']}`, {r['configs']} first and {r['explore']} others a group, {r['per_model']} a network", r)
+        for r in runs
+    ]
     return table(
         ["run", "measured", "failed", "measuring, min", "kernels a second", "analysing, min", "all, min"],
         [*named, row("all", whole)],

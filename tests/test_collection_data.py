@@ -20,7 +20,8 @@ from autofuse.records import SqliteStore
 
 RUN = {
     "store": "records.db", "measured": 5400, "failed": 100, "cached": 0, "skipped": 0, "left": 0, "seconds": 2750.0,
-    "interrupted": False, "failures": {}, "wall_seconds": 2900.0, "configs": 4, "explore": 2, "again": 500,
+    "interrupted": False, "failures": {}, "wall_seconds": 2900.0, "configs": 4, "explore": 2, "per_model": 800,
+    "again": 500,
 }  # fmt: skip
 
 
@@ -81,10 +82,11 @@ def test_a_run_hands_the_settings_on_and_keeps_its_counts(monkeypatch: pytest.Mo
         return subprocess.CompletedProcess(command, 0, json.dumps({**RUN, "failures": failures}))
 
     monkeypatch.setattr(collect_data.subprocess, "run", run)
-    options = argparse.Namespace(configs=3, explore=1, again=7, threads=0, budget="2h")
+    options = argparse.Namespace(configs=3, explore=1, per_model=9, again=7, threads=0, budget="2h")
     kept = collect_data.collect(Path("x.db"), ["vgg16", "gpt2"], options, evaluation=True)
     (command,) = asked
     text = " ".join(command)
-    for part in ("collect vgg16 gpt2 --db x.db --json", "--configs 3 --explore 1 --again 7", "2h --evaluation"):
+    settings = "--configs 3 --explore 1 --again 7 --per-model 9 --budget 2h --evaluation"
+    for part in ("collect vgg16 gpt2 --db x.db --json", settings):
         assert part in text
     assert kept["measured"] == 5400 and kept["failures"] == {"crashed": 1, "timeout": 1} and kept["configs"] == 3

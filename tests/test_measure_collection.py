@@ -32,6 +32,7 @@ from autofuse.measure import (
 )
 from autofuse.measure.collection import nearer_reference
 from autofuse.measure.jobs import fill_inputs
+from autofuse.measure.order import most_useful
 from autofuse.measure.replay import candidate_text
 from autofuse.records import MemoryStore, RecordedHardware, RecordStore, SqliteStore
 from autofuse.records.groups import group_from_text
@@ -66,6 +67,15 @@ class TestOrder:
         given = [item(g, scale, planned=True) for g in groups for scale in (1, 1, 1)]
         ordered = [i.key for i in in_order(given, PlainCosts())]
         assert ordered == ["a-b", "c-d", "a-b", "c-d", "a-b", "c-d"]
+
+    def test_the_most_useful_are_the_first_different_ones(self) -> None:
+        groups = [chain(["a", "b"]), chain(["c", "d"])]
+        given = [item(g, scale, planned=g is groups[1]) for g in groups for scale in (1, 2, 3)]
+        ordered = in_order([*given, given[3]], PlainCosts())  # one of them twice
+        first = most_useful([*given, given[3]], PlainCosts(), 2)
+        assert first == ordered[: len(first)] and {i.key for i in first} == {"c-d"}
+        assert len({i.candidate.config for i in first}) == 2
+        assert most_useful(given, PlainCosts(), 6) == in_order(given, PlainCosts())
 
     def test_asks_for_all_costs_at_once_and_loses_nothing(self) -> None:
         costs = PlainCosts()
@@ -117,7 +127,7 @@ class TestCollection:
         assert [w.text for w in store.workloads()] == [f"text of {k}-relu" for k in "abc"]
         form = store.form("b-relu", "")
         assert form is not None and key_of(group_from_text(form.text)) == "b-relu"
-        assert store.baseline("hw") == {"memory": 1.5e-3}  # the lower quartile of 1, 2, 3 ms
+        assert store.baseline("hw") == {"memory": 1e-3}  # the least of 1, 2, 3 ms
         assert all(r.family == "plain" and r.reference == "memory" for r in store.records() if r.ok)
         assert {(r.config, r.cold_samples, r.cold_latency) for r in store.records() if r.ok} == {
             ("scale=1", (), None), ("scale=2", (4e-3, 6e-3), 5e-3)
@@ -238,6 +248,59 @@ class TestCollection:
         messages = {r.message for r in store.records() if r.status == "build_failed"}
         assert messages == {"ValueError: this cannot be scheduled"}
 
+    def test_a_batch_is_timed_in_several_passes_that_make_one_record_each(self, store: RecordStore) -> None:
+        order: list[str] = []
+        kept: list[int] = []
+
+        class Timed(ReplayRunner):
+            def measure(self, jobs: Iterable[MeasureJob]) -> Iterator[MeasureResult]:
+                for job in jobs:
+                    order.append(job.candidate.split()[1].removeprefix("scale="))
+                    kept.append(len(list(store.records())))
+                    yield from super().measure([job])
+
+        settings = CollectSettings(passes=3, batch=4, trials=6)
+        stats = collect(ITEMS, store, Timed(results(ITEMS)), ReplayBuilder(), HERE, ask, settings=settings)
+        # What failed is not timed again; the first batch is after the second one, and all are at the end.
+        assert "".join(order) == "1231" + "23" + "121" + "2" + "121" + "2"
+        assert (stats.measured, stats.failed, stats.left) == (4, 2, 3)
+        # A record is there from the first pass on, and the later ones make it longer.
+        assert kept[:6] == [0, 1, 2, 3, 4, 5] and set(kept[6:]) == {6} and len(list(store.records())) == 6
+        times = (1e-3, 2e-3, 3e-3)
+        for r in store.records():
+            assert r.samples == (() if r.status != "ok" else times * 3)
+            assert r.cold_samples == ((4e-3, 6e-3) * 3 if r.config == "scale=2" else ())
+            assert all(len(t) == len(r.samples) for t in r.reference_samples.values())
+        assert self.run(store, passes=3).cached == 6
+
+    def test_a_kernel_that_fails_in_a_later_pass_has_failed(self, store: RecordStore) -> None:
+        class Tired(ReplayRunner):
+            runs = 0
+
+            def measure(self, jobs: Iterable[MeasureJob]) -> Iterator[MeasureResult]:
+                for job in jobs:
+                    self.runs += 1
+                    failed = self.runs == 4
+                    yield MeasureResult.failure(job, "crashed", "SIGSEGV") if failed else next(super().measure([job]))
+
+        items = [i for i in ITEMS if i.candidate.config != Scale(3)][:3]
+        settings = CollectSettings(passes=3)
+        stats = collect(items, store, Tired(results(ITEMS)), ReplayBuilder(), HERE, ask, settings=settings)
+        assert (stats.measured, stats.failed) == (2, 1) and "SIGSEGV" in stats.failures[0]
+        found = {r.status: len(r.samples) for r in store.records()}
+        assert found == {"crashed": 0, "ok": 9} and len(list(store.records())) == 3
+
+    def test_an_interrupt_ends_the_passes_too(self, store: RecordStore) -> None:
+        def stop(stats: CollectStats, what: str) -> None:
+            if stats.done == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        stats = collect(
+            ITEMS, store, ReplayRunner(results(ITEMS)), ReplayBuilder(), HERE, ask, progress=stop,
+            settings=CollectSettings(passes=3),
+        )  # fmt: skip
+        assert stats.done == 2 and [len(r.samples) for r in store.records()] == [3, 3]
+
     def test_kernels_are_measured_twice_until_so_many_were(self, store: RecordStore) -> None:
         """The same ones in every run, and none of those that failed."""
         first = self.run(store, again=2, trials=7)
@@ -277,6 +340,9 @@ class TestCollection:
 def test_the_nearer_reference_follows_the_operations_per_byte() -> None:
     group = chain(["a"])
     assert nearer_reference(Candidate(group, FAMILY, Scale())) == "memory"
+    # What stays in a cache does not wait for memory.
+    assert nearer_reference(Candidate(group, FAMILY, Scale()), 2 * 512) == "arithmetic"
+    assert nearer_reference(Candidate(group, FAMILY, Scale()), 2 * 512 - 1) == "memory"
     busy = replace(group.graph.operators[0], work=replace(group.work, fma=64 * 100))
     heavy = replace(group.graph, operators=(busy,))
     assert nearer_reference(Candidate(Group.of(heavy, [0]), FAMILY, Scale())) == "arithmetic"

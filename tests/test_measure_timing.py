@@ -114,10 +114,29 @@ class TestTiming:
             runs[0] += 1
             clock.now += 1e-6
 
-        limits = MeasureLimits(warmup=1, min_samples=4, max_samples=4, min_sample=1e-4)
+        limits = MeasureLimits(warmup=1, min_samples=4, max_samples=4, min_sample=1e-4, least_of=1)
         taken = take_samples(kernel, {}, "memory", limits, clock)
         assert taken.kernel == pytest.approx([1e-6] * 4)
         assert 400 <= runs[0] <= 420
+
+    def test_of_a_few_timings_in_a_row_the_least_counts(self) -> None:
+        """Every other timing of the kernel, and two of three of the short reference, are disturbed."""
+        clock = Clock()
+        kernel = clock.kernel(itertools.cycle([5e-4, 3e-4]))
+        short = clock.kernel(itertools.cycle([1.5e-4, 2e-4, 1e-4]))
+        long = clock.kernel(itertools.cycle([2e-3, 1e-3]))
+        limits = MeasureLimits(warmup=2, min_samples=4, max_samples=4, min_sample=0.0, drift=9.0, least_of=4)
+        taken = take_samples(kernel, {"arithmetic": short, "memory": long}, "arithmetic", limits, clock)
+        assert taken.kernel == pytest.approx([3e-4] * 4) and taken.references["arithmetic"] == pytest.approx([1e-4] * 4)
+        assert sorted(taken.references["memory"]) == pytest.approx([1e-3, 1e-3, 2e-3, 2e-3])  # each a single run
+
+    def test_a_kernel_timed_in_parts_takes_no_more_samples_and_time_than_in_one(self) -> None:
+        limits = MeasureLimits(budget=0.9, min_samples=8, max_samples=20, retakes=10, most_cold=7)
+        part = limits.part(3)
+        assert (part.budget, part.min_samples, part.max_samples, part.retakes, part.most_cold) == (
+            pytest.approx(0.3), 7, 7, 4, 3,
+        )  # fmt: skip
+        assert limits.part(1) == limits
 
     def test_interval_shrinks_with_samples_and_ignores_outliers(self) -> None:
         assert half_width([1.0, 2.0, 3.0]) == float("inf")

@@ -171,6 +171,18 @@ class TestEveryStore:
         assert store.merge(kept) == 1 and store.merge(kept) == 0
         assert store.evaluation_only and store.stats().as_dict()["evaluation_only"]
 
+    def test_a_longer_record_takes_the_place_of_a_shorter_one(self, store: RecordStore) -> None:
+        short, long = record(1), record(2, samples=(1e-3,) * 6)
+        store.add(short)
+        store.add(record(0, config="a=2"))
+        store.supersede(short.digest, long)
+        assert [r.digest for r in store.records()] == [long.digest, record(0, config="a=2").digest]
+        store.supersede(long.digest, long)
+        assert store.find(long.identity) == long and len(list(store.records())) == 2
+        with pytest.raises(RecordError):
+            store.supersede(long.digest, record(3, hardware="nowhere"))
+        assert store.find(long.identity) == long
+
     def test_records_come_sorted_and_by_hardware(self, store: RecordStore) -> None:
         given_records = [record(s, config=f"a={s % 3}", hardware=f"hw{1 + s % 2}") for s in range(8)]
         for r in reversed(given_records):
@@ -251,17 +263,18 @@ class TestRecord:
         samples = tuple(1e-3 if i % 2 else 9e-3 for i in range(12))
         beside = tuple(8e-3 if i % 4 < 2 else 2e-3 for i in range(12))
         assert record(samples=samples, reference_samples={"arithmetic": beside}).ratio == pytest.approx(0.5)
-        assert quiet([3.0]) == 3.0 and quiet([4.0, 1.0, 3.0, 2.0, 5.0]) == 2.0
+        assert quiet([3.0]) == 3.0 and quiet([4.0, 1.0, 3.0, 2.0, 5.0]) == 1.0
+        assert quiet([9.0 - n for n in range(9)] * 2) == 1.0 and quiet([*range(3, 33)]) == 4.0
 
     def test_median_and_ratio(self) -> None:
         r = record(samples=(2.0, 4.0, 9.0), reference_samples={"arithmetic": (1.0, 1.0, 3.0)})
-        assert r.latency == 4.0 and r.ratio == 3.0 and r.reference_latency == 1.0
-        assert r.normalise(2.0) == 6.0 and r.normalise(None) == 4.0
+        assert r.latency == 4.0 and r.ratio == 2.0 and r.reference_latency == 1.0
+        assert r.normalise(2.0) == 4.0 and r.normalise(None) == 4.0
         assert failure().latency is None and failure().normalise(2.0) is None
 
     def test_cold_median_and_ratio(self) -> None:
         r = cold(cold_samples=(6.0, 8.0, 18.0), cold_reference_samples={"arithmetic": (2.0, 2.0, 6.0)})
-        assert r.cold_latency == 8.0 and r.cold_ratio == 3.5 and r.normalise_cold(3.0) == 10.5
+        assert r.cold_latency == 8.0 and r.cold_ratio == 3.0 and r.normalise_cold(3.0) == 9.0
         assert r.normalise_cold(None) == 8.0
         bare = replace(r, cold_reference_samples={})
         assert bare.cold_ratio is None and bare.normalise_cold(3.0) == 8.0

@@ -324,6 +324,19 @@ class TestMigrations:
         SqliteStore(tmp_path / "fresh.db").close()
         assert schema(tmp_path / "old.db") == schema(tmp_path / "fresh.db")
 
+    def test_ratios_of_lower_quartiles_become_those_of_the_least_samples(self, tmp_path: Path) -> None:
+        with sqlite3.connect(tmp_path / "old.db") as db:
+            db.executescript((DUMPS / "version_2.sql").read_text(encoding="utf-8"))
+            db.execute("""UPDATE record SET samples = '[0.004,0.001,0.002,0.003]', cold_samples = '[0.006,0.005]',
+                reference_samples = '{"arithmetic":[0.0003,0.0001,0.0002,0.0003]}', ratio = 1.75,
+                cold_reference_samples = '{"arithmetic":[0.0002,0.0002]}' WHERE config = 'a=3'""")
+        db.close()
+        with SqliteStore(tmp_path / "old.db") as s:
+            said = s.rows("SELECT reference_latency, ratio, cold_ratio FROM record WHERE config = 'a=3'")
+            assert said == [(pytest.approx(1e-4), pytest.approx(10.0), pytest.approx(25.0))]
+            assert not [problem for problem in verify(s) if "ratio" in problem or "reference_latency" in problem]
+            assert s.baseline("hw1") == {"arithmetic": pytest.approx(2e-4)}  # of 2e-4, 2e-4 and 1e-4
+
     def test_there_is_a_step_for_every_version(self) -> None:
         assert len(migrations.MIGRATIONS) == SCHEMA_VERSION
 

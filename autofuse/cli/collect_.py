@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     "--explore", type=click.IntRange(min=0), default=2, show_default=True,
     help="Others a group: at random, with --predictor half of them where it is least sure.",
 )  # fmt: skip
+@click.option("--per-model", type=click.IntRange(min=1), help="No more than so many a model, the most useful ones.")
 @click.option("--predictor", metavar="DIR", help="Predictor that says what plans are best, and where it is not sure.")
 @click.option("--again", type=click.IntRange(min=0), default=0, help="So many kernels are measured twice: noise.")
 @click.option("--evaluation", is_flag=True, help="Keep the store for evaluation: nothing is ever learned from it.")
@@ -61,6 +62,7 @@ def command(
     trials: int | None,
     configs: int,
     explore: int,
+    per_model: int | None,
     predictor: str | None,
     again: int,
     evaluation: bool,
@@ -92,7 +94,7 @@ def command(
         check_writable(db, RecordError)
 
     def candidates(place: _Place) -> tuple[list[Analysed], list[CollectItem]]:
-        wanted = _Wanted(tuple(names), threads, batch, given, configs, explore, predictor, db)
+        wanted = _Wanted(tuple(names), threads, batch, given, configs, explore, per_model, predictor, db)
         return _candidates(wanted, place, dry_run)
 
     from autofuse.measure.process import MeasureError
@@ -105,6 +107,7 @@ def command(
         from autofuse.measure import CollectSettings, PoolBuilder, collect
         from autofuse.measure.farm import dask_builder
         from autofuse.measure.kernels import KernelSource
+        from autofuse.measure.settings import BATCH, PASSES
         from autofuse.records import RecordedHardware, open_store
 
         # The store comes last: what fails before leaves none behind.
@@ -125,6 +128,8 @@ def command(
                 budget=None if end is None else max(0.0, end - time.monotonic()),
                 trials=None if trials is None else max(0, trials - so_far),
                 again=again,
+                batch=BATCH,
+                passes=PASSES,
             )
             with KernelSource(analysed) as source, CollectBar(settings.budget, settings.trials) as bar:
                 try:
@@ -198,6 +203,7 @@ class _Wanted:
     shapes: Any
     configs: int
     explore: int
+    per_model: int | None
     predictor: str | None
     db: str
 
@@ -211,7 +217,7 @@ def _candidates(wanted: _Wanted, place: _Place, dry_run: bool) -> tuple[list[Ana
     from autofuse.compiler import analyse, choose_cost_model, problem_of
     from autofuse.cost.weights import weights_are_cold
     from autofuse.measure.kernels import items_of
-    from autofuse.measure.order import in_order
+    from autofuse.measure.order import in_order, most_useful
     from autofuse.records import open_store
     from autofuse.records.model import RecordedCostModel
     from autofuse.schedule.registry import families
@@ -219,6 +225,7 @@ def _candidates(wanted: _Wanted, place: _Place, dry_run: bool) -> tuple[list[Ana
 
     analysed: list[Analysed] = []
     items: list[CollectItem] = []
+    hot: CostModel | None = None
     with status("collecting") as tell, ExitStack() as stack:
         known = stack.enter_context(open_store(wanted.db, readonly=dry_run)) if Path(wanted.db).exists() else None
         for name in wanted.names:
@@ -235,12 +242,14 @@ def _candidates(wanted: _Wanted, place: _Place, dry_run: bool) -> tuple[list[Ana
             plans = [c for s in ("greedy", "dp") for c in strategy(s).search(problem).choices]
             groups = dict.fromkeys(c.group for c in problem.choices if c.family)
             kinds = families(model.hardware.kind)
-            items += items_of(
+            found = items_of(
                 groups, kinds, model.hardware, model.graph.name, wanted.configs, plans, wanted.explore, costs
             )
+            hot = hot or _hot_costs(model.hardware, wanted.predictor)
+            items += found if wanted.per_model is None else most_useful(found, hot, wanted.per_model)
             analysed.append(model)
         tell("ordering")
-        return analysed, in_order(items, _hot_costs(analysed[0].hardware, wanted.predictor))
+        return analysed, in_order(items, hot) if hot else []
 
 
 def _hot_costs(hardware: Hardware, predictor: str | None) -> CostModel:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autofuse.measure.builder import Builder, BuildRequest, BuildResult, PoolBuilder, module_request
-    from autofuse.measure.collection import CollectSettings, CollectStats, collect
+    from autofuse.measure.collection import collect
     from autofuse.measure.jobs import ArgumentSpec, MeasureJob, MeasureLimits, MeasureResult
     from autofuse.measure.local import LocalRunner
     from autofuse.measure.order import CollectItem, in_order
     from autofuse.measure.process import MeasureError
     from autofuse.measure.replay import ReplayBuilder, ReplayRunner
     from autofuse.measure.runner import Runner
+    from autofuse.measure.settings import CollectSettings, CollectStats
 
 _WHERE = {
     "ArgumentSpec": "jobs",
@@ -23,8 +24,8 @@ _WHERE = {
     "BuildResult": "builder",
     "Builder": "builder",
     "CollectItem": "order",
-    "CollectSettings": "collection",
-    "CollectStats": "collection",
+    "CollectSettings": "settings",
+    "CollectStats": "settings",
     "LocalRunner": "local",
     "MeasureError": "process",
     "MeasureJob": "jobs",

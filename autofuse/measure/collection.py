@@ -14,7 +14,7 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import FrameType
@@ -25,13 +25,14 @@ from numpy.typing import NDArray
 
 from autofuse.cost.model import Candidate
 from autofuse.measure.builder import Builder, BuildRequest, BuildResult
-from autofuse.measure.jobs import ArgumentSpec, MeasureJob, MeasureLimits, MeasureResult, fill_inputs, one_line
+from autofuse.measure.jobs import ArgumentSpec, MeasureJob, MeasureResult, fill_inputs, one_line
 from autofuse.measure.order import CollectItem
 from autofuse.measure.replay import candidate_text
 from autofuse.measure.runner import Runner
+from autofuse.measure.settings import CollectSettings, CollectStats
 from autofuse.records.groups import group_to_text
 from autofuse.records.identity import identity_of
-from autofuse.records.record import Form, Identity, Record, RecordedHardware, Workload
+from autofuse.records.record import Form, Identity, Record, RecordedHardware, Workload, now
 from autofuse.records.software import software_versions
 from autofuse.records.store import RecordStore
 
@@ -46,55 +47,39 @@ _UNCHECKED = "not checked: the reference gave no outputs"
 _BALANCE = 4.0
 
 
-@dataclass(frozen=True)
-class CollectStats:
-    """How a collection went so far. `cached`: the store held them already; `skipped`: no reference could be computed.
+def with_samples(record: Record, result: MeasureResult) -> Record:
+    """The record with the samples of another run of its kernel; a failure where that did not succeed."""
+    if result.status != "ok":
+        return replace(
+            record, status=result.status, message=result.message, samples=(), reference_samples={}, cold_samples=(),
+            cold_reference_samples={}, created=now(),
+        )  # fmt: skip
 
-    `seconds` of wall time; `left`: candidates not reached yet.
+    def longer(
+        first: Mapping[str, tuple[float, ...]], more: Mapping[str, tuple[float, ...]]
+    ) -> Mapping[str, tuple[float, ...]]:
+        return {name: (*first[name], *more[name]) for name in first if name in more}
+
+    return replace(
+        record,
+        samples=(*record.samples, *result.samples),
+        reference_samples=longer(record.reference_samples, result.reference_samples),
+        cold_samples=(*record.cold_samples, *result.cold_samples),
+        cold_reference_samples=longer(record.cold_reference_samples, result.cold_reference_samples),
+        created=now(),
+    )
+
+
+def nearer_reference(candidate: Candidate, last_cache: int = 0) -> str:
+    """The reference kernel that a candidate is more like: memory where its time goes into waiting for that.
+
+    It reads and writes many bytes for each operation, and more of them than half of the last cache (bytes; 0: unknown)
+    holds. What stays in a cache slows down with its core, not with memory.
     """
-
-    measured: int = 0
-    failed: int = 0
-    cached: int = 0
-    skipped: int = 0
-    left: int = 0
-    seconds: float = 0.0
-    interrupted: bool = False
-    failures: tuple[str, ...] = field(default=())
-
-    @property
-    def done(self) -> int:
-        """Records added."""
-        return self.measured + self.failed
-
-    @property
-    def rate(self) -> float:
-        """Records added a second, builds and checks included; 0 before the first."""
-        return self.done / self.seconds if self.seconds > 0 else 0.0
-
-
-@dataclass(frozen=True)
-class CollectSettings:
-    """`budget` in seconds and `trials` in candidates end a run (None: no end); `seed` fills the kernels' inputs.
-
-    `again`: so many kernels of those that succeeded are measured twice, so that the noise can be known.
-    """
-
-    budget: float | None = None
-    trials: int | None = None
-    batch: int = 16
-    limits: MeasureLimits = field(default_factory=MeasureLimits)
-    tolerance: float = 1e-3
-    seed: int = 0
-    again: int = 0
-
-
-def nearer_reference(candidate: Candidate) -> str:
-    """The reference kernel that a candidate is more like, by its operations per byte that it reads and writes."""
     group = candidate.group
     tensors = group.graph.tensors
     moved = sum(tensors[t].bytes for t in (*group.inputs, *group.outputs))
-    return "arithmetic" if group.work.flops > _BALANCE * moved else "memory"
+    return "memory" if group.work.flops <= _BALANCE * moved and 2 * moved > last_cache else "arithmetic"
 
 
 def last_cache(hardware: RecordedHardware) -> int:
@@ -172,6 +157,8 @@ class _Collection:
         self.expected: OrderedDict[object, Path | None] = OrderedDict()
         self.known: set[str] = set()
         self.fastest: dict[str, float] = {}
+        # Batches that were timed and are to be timed again, with how often; the first come first.
+        self.waiting: deque[tuple[list[tuple[MeasureJob, Record]], int]] = deque()
         # Names are never used twice: the loader takes a name that it knows for the library that it has already.
         self.numbers = count()
 
@@ -186,6 +173,8 @@ class _Collection:
                 pending = self.repeats(chosen)
                 self.stats = replace(self.stats, left=self.stats.left + len(pending))
                 self.work(pending, folder)
+            while self.waiting and not self.ended():
+                self.time_again(len(self.waiting))
         finally:
             self.store.refresh_baseline(self.hardware.digest)
         self.stats = replace(self.stats, interrupted=self.stop, seconds=self.elapsed())
@@ -198,16 +187,21 @@ class _Collection:
             if self.settings.trials is not None:
                 size = min(size, self.settings.trials - self.stats.done - self.stats.skipped)
             batch, pending = pending[:size], pending[size:]
+            older = len(self.waiting)
             pending = [*self.batch(batch, folder), *pending]
+            self.time_again(older)
 
     def elapsed(self) -> float:
         return time.monotonic() - self.begin
 
     def over(self) -> bool:
         s = self.settings
-        if self.stop or (s.budget is not None and self.elapsed() >= s.budget):
-            return True
-        return s.trials is not None and self.stats.done + self.stats.skipped >= s.trials
+        return self.ended() or (s.trials is not None and self.stats.done + self.stats.skipped >= s.trials)
+
+    def ended(self) -> bool:
+        """Whether an interrupt or the budget ends the run at once."""
+        s = self.settings
+        return self.stop or (s.budget is not None and self.elapsed() >= s.budget)
 
     def missing(
         self, items: Iterable[CollectItem]
@@ -263,18 +257,58 @@ class _Collection:
                     given.append((position, job))
                     yield job
 
+        timed: list[tuple[MeasureJob, Record]] = []
+        again = self.settings.passes - 1
         try:
             for result in self.runner.measure(jobs()):
                 position, job = given.popleft()
                 unchecked = self.reference is not None and job.expected is None and result.status == "ok"
                 message = _UNCHECKED if unchecked else result.message
-                self.keep(*batch[position], result.status, message, built[position], result)
-                Path(job.library).unlink(missing_ok=True)
+                record = self.keep(*batch[position], result.status, message, built[position], result)
+                if record.ok and again:
+                    timed.append((replace(job, expected=None), record))
         finally:
+            needed = {job.library for job, _ in timed}
             for done in built:
-                if done.library:
+                if done.library and done.library not in needed:
                     Path(done.library).unlink(missing_ok=True)
+        if timed:
+            self.waiting.append((timed, again))
         return batch[reached:]
+
+    def time_again(self, count: int) -> None:
+        """Another pass over each of the first `count` batches that wait for some."""
+        for _ in range(count):
+            timed, passes = self.waiting.popleft()
+            left = self.more_samples(timed)
+            if passes > 1 and left:
+                self.waiting.append((left, passes - 1))
+            needed = {job.library for job, _ in left} if passes > 1 else set()
+            for job, _ in timed:
+                if job.library not in needed:
+                    Path(job.library).unlink(missing_ok=True)
+
+    def more_samples(self, timed: Sequence[tuple[MeasureJob, Record]]) -> list[tuple[MeasureJob, Record]]:
+        """Add samples to the records of a batch: what disturbed a kernel when it was timed may be over now."""
+
+        def jobs() -> Iterator[MeasureJob]:
+            for job, _ in timed:
+                if self.ended():
+                    return
+                yield job
+
+        kept = []
+        for (job, record), result in zip(timed, self.runner.measure(jobs()), strict=False):
+            longer = with_samples(record, result)
+            self.store.supersede(record.digest, longer)
+            if longer.ok:
+                kept.append((job, longer))
+            else:
+                said = one_line(f"{job.candidate}: {longer.status}: {longer.message}")
+                s = self.stats
+                failures = (*s.failures, said)
+                self.stats = replace(s, measured=s.measured - 1, failed=s.failed + 1, failures=failures)
+        return kept
 
     def build(self, batch: list[tuple[CollectItem, Identity]], folder: Path) -> list[BuildResult]:
         """A result for each; a candidate whose request cannot even be made has failed to build."""
@@ -314,8 +348,8 @@ class _Collection:
             None if expected is None else str(expected),
             self.settings.tolerance,
             self.settings.seed,
-            nearer_reference(item.candidate),
-            self.settings.limits,
+            nearer_reference(item.candidate, last_cache(self.hardware)),
+            self.settings.limits.part(self.settings.passes),
             last_cache(self.hardware),
         )
 
@@ -349,32 +383,31 @@ class _Collection:
         message: str,
         built: BuildResult,
         result: MeasureResult | None = None,
-    ) -> None:
+    ) -> Record:
         """Add the record, and the group's form with its first one."""
         form = f"{identity.workload} {identity.layouts}"
         if form not in self.known:
             self.store.add_form(Form(identity.workload, identity.layouts, group_to_text(item.candidate.group)))
             self.known.add(form)
-        self.store.add(
-            Record(
-                identity.workload,
-                identity.hardware,
-                identity.family,
-                identity.family_version,
-                identity.config,
-                identity.layouts,
-                status,
-                message,
-                result.samples if result else (),
-                result.reference_samples if result else {},
-                result.reference if result else nearer_reference(item.candidate),
-                self.versions["tvm"],
-                self.versions["autofuse"],
-                built.tir_digest,
-                cold_samples=result.cold_samples if result else (),
-                cold_reference_samples=result.cold_reference_samples if result else {},
-            )
+        record = Record(
+            identity.workload,
+            identity.hardware,
+            identity.family,
+            identity.family_version,
+            identity.config,
+            identity.layouts,
+            status,
+            message,
+            result.samples if result else (),
+            result.reference_samples if result else {},
+            result.reference if result else nearer_reference(item.candidate, last_cache(self.hardware)),
+            self.versions["tvm"],
+            self.versions["autofuse"],
+            built.tir_digest,
+            cold_samples=result.cold_samples if result else (),
+            cold_reference_samples=result.cold_reference_samples if result else {},
         )
+        self.store.add(record)
         s = self.stats
         if status == "ok":
             self.stats = replace(s, measured=s.measured + 1, left=s.left - 1)
@@ -383,6 +416,7 @@ class _Collection:
             said = one_line(f"{item.candidate.group.label} ({candidate_text(identity)}): {status}: {message}")
             self.stats = replace(s, failed=s.failed + 1, left=s.left - 1, failures=(*s.failures, said))
             self.tell(said)
+        return record
 
     def times_of(self, item: CollectItem, result: MeasureResult | None) -> str:
         """What a kernel took, beside the least that any of its workload has taken so far."""

@@ -38,7 +38,8 @@ class MeasureLimits:
     `timeout` covers the whole job from loading to the last sample. Timing ends when the 95 % confidence interval of the
     ratio to the reference is within ±`confidence` of it, after `max_samples`, or when `budget` is used up. Samples
     whose reference is further than `drift` off its usual time are taken again, up to `retakes` of them. `most_cold`: of
-    samples with cold weights no more than that, and no more retakes.
+    samples with cold weights no more than that, and no more retakes. A sample is the least of up to `least_of` timings
+    in a row that together take no longer than `burst`, or a single one: disturbances only ever add time.
     """
 
     timeout: float = 30.0
@@ -47,10 +48,24 @@ class MeasureLimits:
     min_samples: int = 8
     max_samples: int = 60
     confidence: float = 0.03
-    min_sample: float = 3e-4  # a sample repeats the kernel until it lasts this long
+    min_sample: float = 2e-4  # a timing repeats the kernel until it lasts this long
     drift: float = 0.10
     retakes: int = 30
     most_cold: int = 20
+    least_of: int = 5
+    burst: float = 1.5e-3
+
+    def part(self, parts: int) -> MeasureLimits:
+        """Those for a kernel that is timed `parts` times, each time with its share of the samples and of the time."""
+        most = -(-self.max_samples // parts)
+        return replace(
+            self,
+            budget=self.budget / parts,
+            min_samples=min(self.min_samples, most),
+            max_samples=most,
+            retakes=-(-self.retakes // parts),
+            most_cold=-(-self.most_cold // parts),
+        )
 
     @property
     def cold(self) -> MeasureLimits:

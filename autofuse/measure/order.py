@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autofuse.cost.model import Candidate, CostModel
+from autofuse.records.identity import identity_of
+from autofuse.records.record import Identity
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,17 @@ class CollectItem:
     text: str
     model: str
     planned: bool = False
+
+
+def most_useful(items: Sequence[CollectItem], costs: CostModel, most: int) -> list[CollectItem]:
+    """The first of `items` in the order of `in_order`: as many as it takes for `most` different candidates."""
+    ordered = in_order(items, costs)
+    seen: set[Identity] = set()
+    for position, item in enumerate(ordered):
+        seen.add(identity_of(item.candidate, item.key, ""))
+        if len(seen) > most:
+            return ordered[:position]
+    return ordered
 
 
 def in_order(items: Sequence[CollectItem], costs: CostModel) -> list[CollectItem]:

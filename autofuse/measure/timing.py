@@ -19,6 +19,8 @@ from autofuse.measure.jobs import MeasureLimits
 Timed = Callable[[int], float]
 # A kernel this long (seconds) brings its data back into the caches in a small part of its own time.
 _LONG = 0.05
+# Seconds that a reference may be run for again, for a better figure.
+_SHORT = 6e-4
 
 
 @dataclass(frozen=True)
@@ -88,12 +90,13 @@ def sample_runs(
     clock: Callable[[], float] = time.perf_counter,
     steadiness: Steadiness | None = None,
 ) -> Samples:
-    """Time `kernel`, each sample next to one run of every reference, until `limits` say that it is enough.
+    """Time `kernel`, each sample next to every reference, until `limits` say that it is enough.
 
     The references run in the order of the mapping; the kernel once more, untimed, before its sample, so that it finds
-    its data in the caches as it would in a network run over and over. A sample whose reference is further than
-    `limits.drift` off its usual time was taken while a neighbour had part of the machine: it is taken again, up to
-    `limits.retakes` of them, and left out unless too few remain. `clock` (seconds) is what the budget is held against.
+    its data in the caches as it would in a network run over and over. Of a few timings in a row the least counts, of
+    the references too where they are short. A sample whose reference is further than `limits.drift` off its usual time
+    was taken while a neighbour had part of the machine: it is taken again, up to `limits.retakes` of them, and left out
+    unless too few remain. `clock` (seconds) is what the budget is held against.
     """
     steady = steadiness or Steadiness()
     start = clock()
@@ -105,11 +108,11 @@ def sample_runs(
     beside: dict[str, list[float]] = {name: [] for name in references}
     while True:
         for name, run in references.items():
-            beside[name].append(run(1))
+            beside[name].append(_least(run, 1, min(3, limits.least_of), _SHORT))
             steady.add(name, beside[name][-1])
         if once < _LONG:
             kernel(1)
-        samples.append(kernel(repeats))
+        samples.append(_least(kernel, repeats, limits.least_of, limits.burst))
         kept = _undisturbed(beside.get(reference), steady.usual(reference), len(samples), limits)
         n = len(kept)
         if n >= limits.max_samples or len(samples) >= limits.max_samples + limits.retakes:
@@ -124,6 +127,19 @@ def sample_runs(
     return Samples(
         tuple(samples[i] for i in kept), {name: tuple(times[i] for i in kept) for name, times in beside.items()}
     )
+
+
+def _least(run: Timed, times: int, most: int, span: float) -> float:
+    """The least of up to `most` timings of `times` runs, as many as fit into `span` seconds; of one at least."""
+    found = run(times)
+    spent = found * times
+    for _ in range(most - 1):
+        if spent + found * times > span:
+            break
+        seconds = run(times)
+        spent += seconds * times
+        found = min(found, seconds)
+    return found
 
 
 def _undisturbed(times: Sequence[float] | None, usual: float | None, count: int, limits: MeasureLimits) -> list[int]:

@@ -1,9 +1,9 @@
 """Records as JSON lines: takes a store and writes a file, or a file and gives a MemoryStore.
 
-The first line is {"type": "autofuse-records", "schema": 2}, with "evaluation_only": true where nothing may be learned
+The first line is {"type": "autofuse-records", "schema": 3}, with "evaluation_only": true where nothing may be learned
 from the records; then hardware, workloads (with their models), forms and records, one object a line, sorted, so that
 two exports of the same content are the same bytes and files diff well. Files of schema 1, whose records have no cold
-samples, are read as well.
+samples, and of schema 2, which has the same lines as 3, are read as well.
 Nothing in a file is ever executed: every line is checked against the fields and types listed here.
 """
 

@@ -169,6 +169,11 @@ class MemoryStore(RecordStore):
                 self._remember(record)
         return len(dropped)
 
+    def supersede(self, digest: str, record: Record) -> None:
+        self.add(record)
+        if record.digest != digest:
+            self.drop([digest])
+
     def restamp(self, digests: Iterable[str], family_version: int) -> int:
         old = [self._records[digest] for digest in dict.fromkeys(digests) if digest in self._records]
         changed = [record for record in old if record.family_version != family_version]

@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import json
+import statistics
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from autofuse.errors import RecordError
+from autofuse.records.record import REFERENCES, quiet
 from autofuse.records.schema import APPLICATION, SCHEMA_VERSION, VERSION_1, VERSION_2
 
 if TYPE_CHECKING:
@@ -26,7 +29,49 @@ def _add_cold_samples(db: Database) -> None:
         db.execute(statement)
 
 
-MIGRATIONS: tuple[Callable[[Database], None], ...] = (_create, _add_cold_samples)
+def _take_least_times(db: Database) -> None:
+    """Ratios of the least samples instead of lower quartiles; the references' usual times follow."""
+    last = 0
+    while True:
+        rows = db.execute(
+            """SELECT id, samples, reference_samples, reference, cold_samples, cold_reference_samples FROM record
+            WHERE id > ? AND status = 'ok' ORDER BY id LIMIT 10000""",
+            [last],
+        ).fetchall()
+        if not rows:
+            break
+        for number, samples, references, reference, cold, cold_references in rows:
+            least = _least(json.loads(references).get(reference))
+            cold_least = _least(json.loads(cold_references).get(reference))
+            whole, cold_whole = _least(json.loads(samples)), _least(json.loads(cold))
+            ratio = whole / least if whole and least else None
+            cold_ratio = cold_whole / cold_least if cold_whole and cold_least else None
+            db.execute(
+                "UPDATE record SET reference_latency = ?, ratio = ?, cold_ratio = ? WHERE id = ?",
+                [least, ratio, cold_ratio, number],
+            )
+        last = rows[-1][0]
+    for (digest,) in db.execute("SELECT digest FROM hardware").fetchall():
+        set_usual_times(db, digest)
+
+
+def _least(times: list[float] | None) -> float | None:
+    return quiet(times) if times else None
+
+
+def set_usual_times(db: Database, hardware: str) -> None:
+    """The medians of the references' quiet times over a hardware's records become their usual times."""
+    for name in REFERENCES:
+        times = db.execute(
+            """SELECT r.reference_latency FROM record AS r JOIN hardware AS h ON h.id = r.hardware
+            WHERE h.digest = ? AND r.status = 'ok' AND r.reference = ? AND r.reference_latency IS NOT NULL""",
+            [hardware, name],
+        ).fetchall()
+        usual = statistics.median(row[0] for row in times) if times else None
+        db.execute(f"UPDATE hardware SET {name}_baseline = ? WHERE digest = ?", [usual, hardware])
+
+
+MIGRATIONS: tuple[Callable[[Database], None], ...] = (_create, _add_cold_samples, _take_least_times)
 
 
 def version_of(db: Database, where: str) -> int:

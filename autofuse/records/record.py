@@ -37,13 +37,14 @@ def rounded(seconds: float) -> float:
 
 
 def quiet(times: Sequence[float]) -> float:
-    """Lower quartile: what a kernel takes when nobody disturbs it, with the luckiest moments left out.
+    """Mean of the least tenth: what a kernel takes when nobody disturbs it.
 
-    Disturbances only ever add time, and a thread that loses its processor adds milliseconds: when that happens to every
-    other sample the median is no kernel's time any more. On a machine with three times more work than processors,
-    two runs differed by 17 % in ratios of lower quartiles, and by 36 % in medians of pairwise ratios.
+    Disturbances only ever add time: a thread that loses its processor milliseconds, a neighbour on the same core or in
+    the same cache 10 to 90 %, for seconds. Of 101 kernels timed in two processes, each in two parts minutes apart, the
+    two least samples differed by 1 %, lower quartiles by 2 to 6 %.
     """
-    return statistics.quantiles(times, n=4, method="inclusive")[0] if len(times) > 1 else times[0]
+    count = max(1, round(len(times) / 10))
+    return sum(sorted(times)[:count]) / count
 
 
 @dataclass(frozen=True)

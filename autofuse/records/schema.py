@@ -10,18 +10,18 @@ membership  which models contain a workload.
 form        the group as it was stored when measured (`groups.py`): workload and border layouts → JSON text.
 record      one measurement of one kernel: the three above, configuration, border layouts, how it ended, samples (JSON
             list, seconds), reference samples (JSON object of lists as long as `samples`), the reference that counts,
-            and what look-ups need of them: latency (median, seconds), reference_latency (the reference's lower
-            quartile, seconds), ratio (lower quartile of the samples / that of the reference's). tir_digest identifies
+            and what look-ups need of them: latency (median, seconds), reference_latency (mean of the reference's least
+            tenth, seconds), ratio (that of the samples / that of the reference's). tir_digest identifies
             the scheduled code. created is UTC. digest makes merging idempotent. From version 2 on: cold_latency,
             cold_ratio, cold_samples, cold_reference_samples, the same of the samples with cold weights (NULL or empty
-            where there are none).
+            where there are none). Before version 3 the lower quartile stood for the mean of the least tenth.
 """
 
 from __future__ import annotations
 
 from autofuse.records.record import REFERENCES, STATUSES
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 APPLICATION = "autofuse records"
 EVALUATION_ONLY = "evaluation_only"
 

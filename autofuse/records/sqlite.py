@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autofuse.errors import RecordError
-from autofuse.records.migrations import migrate, version_of
+from autofuse.records.migrations import migrate, set_usual_times, version_of
 from autofuse.records.record import (
     REFERENCES,
     Form,
@@ -348,14 +347,7 @@ class SqliteStore(RecordStore):
 
     def refresh_baseline(self, hardware: str) -> Mapping[str, float]:
         with self._transaction():
-            for name in REFERENCES:
-                times = self._db.execute(
-                    """SELECT r.reference_latency FROM record AS r JOIN hardware AS h ON h.id = r.hardware
-                    WHERE h.digest = ? AND r.status = 'ok' AND r.reference = ? AND r.reference_latency IS NOT NULL""",
-                    [hardware, name],
-                ).fetchall()
-                usual = statistics.median(row[0] for row in times) if times else None
-                self._db.execute(f"UPDATE hardware SET {name}_baseline = ? WHERE digest = ?", [usual, hardware])
+            set_usual_times(self._db, hardware)
         return self.baseline(hardware)
 
     def baseline(self, hardware: str) -> Mapping[str, float]:
@@ -416,6 +408,12 @@ class SqliteStore(RecordStore):
         cursor = self._db.execute("DELETE FROM record WHERE digest IN (SELECT value FROM json_each(?))", [wanted])
         self._db.execute("DELETE FROM software WHERE NOT EXISTS (SELECT 1 FROM record WHERE software = software.id)")
         return int(cursor.rowcount)
+
+    def supersede(self, digest: str, record: Record) -> None:
+        with self._transaction():
+            self._insert(record)
+            if record.digest != digest:
+                self._delete([digest])
 
     def restamp(self, digests: Iterable[str], family_version: int) -> int:
         with self._transaction():

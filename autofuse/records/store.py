@@ -121,6 +121,10 @@ class RecordStore(abc.ABC):
         """
 
     @abc.abstractmethod
+    def supersede(self, digest: str, record: Record) -> None:
+        """Put the record where the one with this digest is, all or nothing: it holds all that that one holds."""
+
+    @abc.abstractmethod
     def restamp(self, digests: Iterable[str], family_version: int) -> int:
         """Give the records with these digests another version of their family, all or nothing; the number changed.
 

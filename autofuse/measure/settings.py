@@ -1,0 +1,58 @@
+"""What a collection is told, and what it tells: plain frozen data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from autofuse.measure.jobs import MeasureLimits
+
+
+@dataclass(frozen=True)
+class CollectStats:
+    """How a collection went so far. `cached`: the store held them already; `skipped`: no reference could be computed.
+
+    `seconds` of wall time; `left`: candidates not reached yet.
+    """
+
+    measured: int = 0
+    failed: int = 0
+    cached: int = 0
+    skipped: int = 0
+    left: int = 0
+    seconds: float = 0.0
+    interrupted: bool = False
+    failures: tuple[str, ...] = field(default=())
+
+    @property
+    def done(self) -> int:
+        """Records added."""
+        return self.measured + self.failed
+
+    @property
+    def rate(self) -> float:
+        """Records added a second, builds and checks included; 0 before the first."""
+        return self.done / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class CollectSettings:
+    """`budget` in seconds and `trials` in candidates end a run (None: no end); `seed` fills the kernels' inputs.
+
+    The kernels of a `batch` are built, then timed one after another; after each of the next batches they are timed
+    again, `passes` times in all. A neighbour has part of the machine for seconds: samples that are half a minute apart
+    seldom stand in the same disturbance. A record is there from the first pass on, the others make it longer. `again`:
+    so many kernels of those that succeeded are measured a second time, at the end, so that the noise can be known.
+    """
+
+    budget: float | None = None
+    trials: int | None = None
+    batch: int = 16
+    limits: MeasureLimits = field(default_factory=MeasureLimits)
+    tolerance: float = 1e-3
+    seed: int = 0
+    again: int = 0
+    passes: int = 1
+
+
+#: Kernels of a batch, and passes over it, where measurements are to be compared.
+BATCH, PASSES = 48, 3
