@@ -262,7 +262,7 @@ class TestCollection:
         settings = CollectSettings(passes=3, batch=4, trials=6)
         stats = collect(ITEMS, store, Timed(results(ITEMS)), ReplayBuilder(), HERE, ask, settings=settings)
         # What failed is not timed again; the first batch is after the second one, and all are at the end.
-        assert "".join(order) == "1231" + "23" + "121" + "2" + "121" + "2"
+        assert "".join(order) == "1231" + "23" + "121" + "121" + "2" + "2"
         assert (stats.measured, stats.failed, stats.left) == (4, 2, 3)
         # A record is there from the first pass on, and the later ones make it longer.
         assert kept[:6] == [0, 1, 2, 3, 4, 5] and set(kept[6:]) == {6} and len(list(store.records())) == 6

@@ -157,8 +157,9 @@ class _Collection:
         self.expected: OrderedDict[object, Path | None] = OrderedDict()
         self.known: set[str] = set()
         self.fastest: dict[str, float] = {}
-        # Batches that were timed and are to be timed again, with how often; the first come first.
-        self.waiting: deque[tuple[list[tuple[MeasureJob, Record]], int]] = deque()
+        self.batches = 0
+        # Batches that were timed and are to be timed again: kernels, and after how many batches in all.
+        self.waiting: list[tuple[list[tuple[MeasureJob, Record]], list[int]]] = []
         # Names are never used twice: the loader takes a name that it knows for the library that it has already.
         self.numbers = count()
 
@@ -174,7 +175,7 @@ class _Collection:
                 self.stats = replace(self.stats, left=self.stats.left + len(pending))
                 self.work(pending, folder)
             while self.waiting and not self.ended():
-                self.time_again(len(self.waiting))
+                self.time_again()
         finally:
             self.store.refresh_baseline(self.hardware.digest)
         self.stats = replace(self.stats, interrupted=self.stop, seconds=self.elapsed())
@@ -187,9 +188,9 @@ class _Collection:
             if self.settings.trials is not None:
                 size = min(size, self.settings.trials - self.stats.done - self.stats.skipped)
             batch, pending = pending[:size], pending[size:]
-            older = len(self.waiting)
             pending = [*self.batch(batch, folder), *pending]
-            self.time_again(older)
+            self.batches += 1
+            self.time_again(self.batches)
 
     def elapsed(self) -> float:
         return time.monotonic() - self.begin
@@ -258,14 +259,14 @@ class _Collection:
                     yield job
 
         timed: list[tuple[MeasureJob, Record]] = []
-        again = self.settings.passes - 1
+        due = [self.batches + 1 + 10**n for n in range(self.settings.passes - 1)]
         try:
             for result in self.runner.measure(jobs()):
                 position, job = given.popleft()
                 unchecked = self.reference is not None and job.expected is None and result.status == "ok"
                 message = _UNCHECKED if unchecked else result.message
                 record = self.keep(*batch[position], result.status, message, built[position], result)
-                if record.ok and again:
+                if record.ok and due:
                     timed.append((replace(job, expected=None), record))
         finally:
             needed = {job.library for job, _ in timed}
@@ -273,17 +274,20 @@ class _Collection:
                 if done.library and done.library not in needed:
                     Path(done.library).unlink(missing_ok=True)
         if timed:
-            self.waiting.append((timed, again))
+            self.waiting.append((timed, due))
         return batch[reached:]
 
-    def time_again(self, count: int) -> None:
-        """Another pass over each of the first `count` batches that wait for some."""
-        for _ in range(count):
-            timed, passes = self.waiting.popleft()
+    def time_again(self, batches: int | None = None) -> None:
+        """Another pass over the kernels that are due after so many batches; over all that wait by default."""
+        waiting, self.waiting = self.waiting, []
+        for timed, (now_due, *later) in waiting:
+            if batches is not None and now_due > batches:
+                self.waiting.append((timed, [now_due, *later]))
+                continue
             left = self.more_samples(timed)
-            if passes > 1 and left:
-                self.waiting.append((left, passes - 1))
-            needed = {job.library for job, _ in left} if passes > 1 else set()
+            if later and left:
+                self.waiting.append((left, later))
+            needed = {job.library for job, _ in left} if later else set()
             for job, _ in timed:
                 if job.library not in needed:
                     Path(job.library).unlink(missing_ok=True)

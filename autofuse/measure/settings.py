@@ -38,10 +38,11 @@ class CollectStats:
 class CollectSettings:
     """`budget` in seconds and `trials` in candidates end a run (None: no end); `seed` fills the kernels' inputs.
 
-    The kernels of a `batch` are built, then timed one after another; after each of the next batches they are timed
-    again, `passes` times in all. A neighbour has part of the machine for seconds: samples that are half a minute apart
-    seldom stand in the same disturbance. A record is there from the first pass on, the others make it longer. `again`:
-    so many kernels of those that succeeded are measured a second time, at the end, so that the noise can be known.
+    The kernels of a `batch` are built, then timed one after another; after the next batch they are timed again, and
+    after ten more, `passes` times in all. A neighbour has part of the machine for seconds, or a minute: samples that
+    are that far apart seldom stand in the same disturbance. A record is there from the first pass on, the others make
+    it longer. `again`: so many kernels of those that succeeded are measured a second time, at the end, so that the
+    noise can be known.
     """
 
     budget: float | None = None
