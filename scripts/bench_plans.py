@@ -53,7 +53,8 @@ def prepare(network: str, folder: Path, threads: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     made = autofuse.compile(network, strategy="dp", threads=threads)
     made.save(folder / "model.so")
-    np.savez(folder / "inputs.npz", **zoo.sample_inputs(network))
+    inputs: dict[str, Any] = dict(zoo.sample_inputs(network))
+    np.savez(folder / "inputs.npz", **inputs)
     analysed = analyse(network, threads=threads)
     graph, hardware = analysed.graph, analysed.hardware
     tensors = graph.tensors
@@ -282,7 +283,7 @@ def main() -> int:
     from autofuse.target.host import processors
     from autofuse.target.registry import resolve
 
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("networks", nargs="*", help="by default those of the zoo without results")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "plans", help="for what is compiled")
     parser.add_argument("--prepare", action="store_true", help="compile alone, for a later run that measures")

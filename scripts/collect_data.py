@@ -116,7 +116,7 @@ def contents(path: Path) -> dict[str, Any]:
 
 def main() -> int:
     """Collect into both stores, write the page, say what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--configs", type=int, default=4, help="first configurations a group (default: %(default)s)")
     parser.add_argument("--explore", type=int, default=2, help="others a group (default: %(default)s)")
     parser.add_argument(
