@@ -264,7 +264,9 @@ def _hot_costs(hardware: Hardware, predictor: str | None) -> CostModel:
 
 
 def _say_candidates(names: list[str], ordered: list[CollectItem], as_json: bool) -> None:
-    keys = {(i.key, i.candidate.family.name, i.candidate.config.text) for i in ordered}
+    from autofuse.records.identity import identity_of
+
+    keys = {identity_of(item.candidate, item.key, "") for item in ordered}
     report = {"models": names, "candidates": len(keys), "workloads": len({i.key for i in ordered})}
     if as_json:
         print_json(report)

@@ -1,0 +1,87 @@
+"""`autofuse collect` from model to store, with kernels that are neither built nor timed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from click.testing import CliRunner
+from learn_stores import small_predictor
+from small_network import small_network
+
+from autofuse.cli import cli
+from autofuse.learn import save_predictor
+from autofuse.measure import MeasureJob, MeasureResult, ReplayBuilder, ReplayRunner
+from autofuse.records import SqliteStore
+
+
+class Instant(ReplayRunner):
+    """Gives every kernel one result."""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__({})
+
+    def measure(self, jobs: Iterable[MeasureJob]) -> Iterator[MeasureResult]:
+        for job in jobs:
+            references = {"arithmetic": (1e-4, 1e-4), "memory": (2e-3, 2e-3)}
+            yield MeasureResult(job.key, job.candidate, "ok", "", (1e-5, 2e-5), references)
+
+
+@pytest.fixture
+def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A file with the small network; measuring and building are replaced."""
+    monkeypatch.setattr("autofuse.measure.LocalRunner", Instant, raising=False)
+    monkeypatch.setattr("autofuse.measure.PoolBuilder", lambda workers: ReplayBuilder(), raising=False)
+    monkeypatch.setenv("AUTOFUSE_HOME", str(tmp_path / "home"))
+    onnx.save(small_network(), tmp_path / "small.onnx")
+    return str(tmp_path / "small.onnx")
+
+
+def collect(*arguments: object) -> dict[str, Any]:
+    ran = CliRunner().invoke(cli, ["collect", *map(str, arguments), "--threads", "2", "--json"], catch_exceptions=False)
+    found: dict[str, Any] = json.loads(ran.stdout)
+    return found
+
+
+def test_plans_come_first_and_a_run_goes_on_where_it_stopped(network: str, tmp_path: Path) -> None:
+    db = tmp_path / "r.db"
+    whole = collect(network, "--db", db, "--dry-run")
+    assert not db.exists() and whole["candidates"] > 20
+    first = collect(network, "--db", db, "--trials", 4)
+    assert (first["measured"], first["left"]) == (4, whole["candidates"] - 4) and first["rate"] > 0
+    second = collect(network, "--db", db, "--trials", 3, "--again", 2)
+    # The best plan may be another one now, with other configurations than that which was measured for the first.
+    assert second["measured"] == 3 and 3 <= second["cached"] <= 4
+    with SqliteStore(db) as store:
+        assert [len(r.samples) for r in store.records()] == [6] * 7  # three passes of two samples
+        models = {store.models(r.workload) for r in store.records()}
+    assert len(models) == 1
+
+
+def test_the_most_useful_of_a_model_and_some_of_them_twice(network: str, tmp_path: Path) -> None:
+    db = tmp_path / "r.db"
+    counts = collect(network, "--db", db, "--per-model", 5, "--again", 3, "--evaluation")
+    assert (counts["measured"], counts["failed"], counts["left"]) == (8, 0, 0)
+    assert counts["store"]["evaluation_only"] and counts["store"]["ok"] == 8
+    assert 0 < collect(network, "--db", db, "--per-model", 5, "--again", 3)["cached"] <= 5
+    with SqliteStore(db, readonly=True) as store:
+        assert store.evaluation_only
+
+
+def test_a_store_that_is_learned_from_is_not_turned_into_one_for_evaluation(network: str, tmp_path: Path) -> None:
+    db = tmp_path / "r.db"
+    collect(network, "--db", db, "--trials", 1)
+    arguments = ["collect", network, "--db", str(db), "--threads", "2", "--evaluation"]
+    failed = CliRunner().invoke(cli, arguments)
+    assert "a store of its own" in str(failed.exception)
+    assert collect(network, "--db", db, "--trials", 1)["cached"] == 1
+
+
+def test_a_predictor_says_what_to_explore(network: str, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    save_predictor(small_predictor(), tmp_path / "p")
+    counts = collect(network, "--db", tmp_path / "r.db", "--predictor", tmp_path / "p", "--configs", 1, "--trials", 2)
+    assert counts["measured"] == 2 and counts["left"] > 0
