@@ -366,13 +366,25 @@ def cells(raw: Raw) -> list[str]:
     ]
 
 
-def page(raws: Sequence[Raw]) -> str:
-    """The whole page: the table, what it says of the goal, and the notes."""
+def write_page() -> Path:
+    """Write the page from all results that are there; its path."""
+    import bench_defaults
+
+    from autofuse.report.results import write_text
+
+    found: dict[str, Any] = json.loads(RAW.read_text(encoding="utf-8")) if RAW.exists() else {}
+    defaults = bench_defaults.section(list(bench_defaults.results().values()))
+    write_text(PAGE, page([found[shape.name] for shape in SHAPES if shape.name in found], defaults))
+    return PAGE
+
+
+def page(raws: Sequence[Raw], defaults: str = "") -> str:
+    """The whole page: the table, what it says of the goal, the section on defaults, and the notes."""
     from autofuse.report.results import geometric_mean, machine_text, table
 
     notes = NOTES.read_text(encoding="utf-8").rstrip("\n") if NOTES.exists() else ""
     if not raws:
-        parts = ["# Kernels", "Nothing was measured yet: run `python scripts/bench_kernels.py`.", notes]
+        parts = ["# Kernels", "Nothing was measured yet: run `python scripts/bench_kernels.py`.", defaults, notes]
         return "\n\n".join(part for part in parts if part) + "\n"
     headings = [
         "family", "operator", "the cost model's choice", "µs an operator", *(f"{p} / ours" for p in PEERS), "GFLOP/s",
@@ -402,6 +414,7 @@ def page(raws: Sequence[Raw]) -> str:
         " inputs, weights and outputs at the rate of copying: Winograd, and data that stays in a cache, can exceed it.",
         table(headings, [cells(raw) for raw in raws]),
         "\n".join(lines),
+        defaults,
         notes,
     ]
     return "\n\n".join(part.rstrip("\n") for part in parts if part) + "\n"
@@ -421,7 +434,7 @@ def main() -> int:
     options = parser.parse_args()
     from rich.progress import track
 
-    from autofuse.report.results import write_json, write_text
+    from autofuse.report.results import write_json
 
     known = dict.fromkeys(shape.family for shape in SHAPES)
     wanted = set(options.families.split(",")) if options.families else set(known)
@@ -443,8 +456,7 @@ def main() -> int:
             failed = True
         else:
             write_json(RAW, found)
-    write_text(PAGE, page([found[shape.name] for shape in SHAPES if shape.name in found]))
-    print(f"wrote {PAGE}")
+    print(f"wrote {write_page()}")
     return int(failed)
 
 
