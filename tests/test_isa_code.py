@@ -19,14 +19,8 @@ LIBRARY = ("exp", "tanh", "erf", "log", "floor", "pow", "fma")
 MOVES = {"transpose odd", "concat odd"}
 """Cases that only move elements."""
 SCALAR = {
-    # TVM does not partition this nest of 215 vectors and one element: the condition stays on every element.
-    ("sse4", "elementwise functions odd"), ("neon", "elementwise functions odd"),
     # Rows of 21 columns: those after the last whole tile are done one by one.
     ("neon", "pool plain odd"),
-    # The last 13 of a row of 77 are added one by one.
-    ("avx512", "rows layer norm odd"),
-    # Rows of 5 results: a vector of 4, and one.
-    ("sse4", "plain conv3d odd"), ("neon", "plain conv3d odd"),
 }  # fmt: skip
 """What is known not to reach whole vectors yet (docs/targets.md): a case that gets better must leave this list."""
 

@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm_ffi
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lowered_groups import HARDWARE, LoweredGroup
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import op as R
+from tvm.s_tir.stmt import SBlockRealize
 
 from autofuse.schedule import ScheduleError
 from autofuse.schedule.cpu.elementwise import ElementwiseFamily
@@ -33,6 +35,17 @@ def mish(emit: Any, x: Any) -> Any:
 def test_chains_of_any_shape(shape: Any) -> None:
     case = LoweredGroup(lambda emit, x: R.exp(emit(R.nn.relu(emit(R.multiply(x, scalar(0.5)))))), [shape])
     case.check(ELEMENTWISE, np.exp(np.maximum(case.arrays[0] * np.float32(0.5), 0)))
+
+
+@pytest.mark.parametrize("shape", [(3, 7, 41), (5, 3, 7), (2, 3, 9), (6, 861)])
+def test_rows_that_vectors_do_not_divide_run_without_conditions(shape: Any) -> None:
+    case = LoweredGroup(lambda emit, x, b: R.exp(emit(R.add(x, b))), [shape, shape[1:]])
+    case.check(ELEMENTWISE, np.exp(case.arrays[0] + case.arrays[1]))
+    for config in ELEMENTWISE.configs(case.group, HARDWARE):
+        func = ELEMENTWISE.apply(case.fuser.fuse(case.group), case.group, config, HARDWARE)
+        leaves: list[Any] = []
+        tvm_ffi.structural_walk(func.body, (SBlockRealize, leaves.append))
+        assert all(isinstance(leaf.predicate, tirx.IntImm) and int(leaf.predicate) for leaf in leaves)
 
 
 def test_a_dear_value_under_a_broadcast_is_computed_once() -> None:

@@ -2,14 +2,16 @@
 
 Takes a scheduled function; gives one that computes the same. A concatenation of many operands is a chain of conditions
 for each element, padding one or two. Where they compare an axis with constants, the loops below the one that drives
-the axis are written once for each range between the constants, under a binary tree of branches; any other condition
-gives two copies of the loops that do not change it. Indices are simplified by the ranges of their axes first.
+the axis are written once for each range between the constants, under a binary tree of branches; many operands are
+looked up instead (operands.py). Any other condition gives two copies of the loops that do not change it. Indices are
+simplified by the ranges of their axes first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -20,8 +22,12 @@ from tvm.ir import Call
 from tvm.ir.expr import TensorLoad
 from tvm.s_tir.stmt import SBlock, SBlockRealize
 
+from autofuse.schedule.operands import Operands, many_operands, selects
+
 # Copies of a nest that are made at most.
 _MOST = 64
+# Vectors below a loop for each of its steps from which on it may look up which operand of a concatenation is due.
+_WORTH_LOOKING_UP = 4
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,9 @@ def hoist_conditions(func: Any) -> Any:
             continue
         value = _simplified(leaf, leaf.block.body.value, {})
         if _conditional(value) or not tvm_ffi.structural_equal(value, leaf.block.body.value):
-            copies = _Copies(leaf, chain, value, _axes(leaf, chain, value))
+            many = many_operands(func.params, leaf, value, partial(_driven, leaf, chain))
+            operands, value = many or (None, value)
+            copies = _Copies(leaf, chain, value, _axes(leaf, chain, value), operands)
             replaced[chain[0].loop_var] = copies.statement()
     if not replaced:
         return func
@@ -84,7 +92,7 @@ def _selections(value: Any) -> list[Any]:
     found: list[Any] = []
 
     def visit(call: Any) -> None:
-        if str(getattr(call.op, "name", "")).endswith(".if_then_else"):
+        if selects(call):
             found.append(call)
 
     tvm_ffi.structural_walk(value, (Call, visit))
@@ -104,10 +112,24 @@ def _depth(leaf: Any, chain: Sequence[Any], variables: set[Any]) -> int:
     return max((d for d, loop in enumerate(chain) if loop.loop_var in used), default=-1)
 
 
+def _driven(leaf: Any, chain: Sequence[Any], axis: Any) -> tuple[Any, int] | None:
+    """A block axis in terms of the loops, and the depth of the last loop that changes it; None where that is no loop
+    or the loops below run too seldom for what stands at it to be cheap."""
+    depth = _depth(leaf, chain, {axis})
+    if depth < 0 or chain[depth].kind == tirx.ForKind.VECTORIZED or _repeated(chain, depth) < _WORTH_LOOKING_UP:
+        return None
+    values = [v for item, v in zip(leaf.block.iter_vars, leaf.iter_values, strict=True) if item.var.same_as(axis)]
+    return values[0], depth
+
+
+def _repeated(chain: Sequence[Any], depth: int) -> int:
+    """How often what stands below the loop at `depth` runs for each step of it, vectors aside."""
+    return prod(int(loop.extent) for loop in chain[depth + 1 :] if loop.kind != tirx.ForKind.VECTORIZED)
+
+
 def _repeats(chain: Sequence[Any], depth: int) -> bool:
     """Whether loops below `depth`, vectors aside, run more than once."""
-    below = [int(loop.extent) for loop in chain[depth + 1 :] if loop.kind != tirx.ForKind.VECTORIZED]
-    return any(extent > 1 for extent in below)
+    return _repeated(chain, depth) > 1
 
 
 def _axes(leaf: Any, chain: Sequence[Any], value: Any) -> list[_Axis]:
@@ -162,21 +184,29 @@ def _cuts(value: Any) -> dict[Any, set[int]]:
 class _Copies:
     """Writes the copies of one nest."""
 
-    def __init__(self, leaf: Any, chain: Sequence[Any], value: Any, axes: Sequence[_Axis]) -> None:
-        self.leaf, self.chain, self.value, self.axes = leaf, list(chain), value, list(axes)
+    def __init__(
+        self, leaf: Any, chain: Sequence[Any], value: Any, axes: Sequence[_Axis], operands: Operands | None = None
+    ) -> None:
+        self.leaf, self.chain, self.value, self.axes, self.operands = leaf, list(chain), value, list(axes), operands
         self.values = {i.var: v for i, v in zip(leaf.block.iter_vars, leaf.iter_values, strict=True)}
         self.room = _MOST // max(1, prod(len(axis.cuts) + 1 for axis in axes))
 
     def statement(self) -> Any:
         """The whole nest."""
-        return self._loops(0, self.value, {})
+        nest = self._loops(0, self.value, {})
+        return nest if self.operands is None else tirx.SeqStmt([*self.operands.defined(), nest])
 
     def _loops(self, level: int, value: Any, ranges: dict[Any, tuple[int, int]]) -> Any:
         """The loops from `level` on, around the block that stores `value`; `ranges` of axes are known."""
         if level == len(self.chain):
             return self._block(value)
         loop = self.chain[level]
+        found: list[Any] = []
+        if self.operands is not None and self.operands.depth == level:
+            value, found = self.operands.opened(value)
         body = self._split([a for a in self.axes if a.depth == level], level, value, ranges)
+        if found:
+            body = tirx.SeqStmt([*found, body])
         return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=loop.annotations)
 
     def _split(self, axes: Sequence[_Axis], level: int, value: Any, ranges: dict[Any, tuple[int, int]]) -> Any:
@@ -206,8 +236,7 @@ class _Copies:
 
         def given(outcome: bool) -> Any:
             def pick(call: Any) -> Any:
-                selects = str(getattr(call.op, "name", "")).endswith(".if_then_else")
-                if selects and tvm_ffi.structural_equal(call.args[0], condition):
+                if selects(call) and tvm_ffi.structural_equal(call.args[0], condition):
                     return call.args[1 if outcome else 2]
                 return call
 

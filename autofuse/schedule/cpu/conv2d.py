@@ -36,7 +36,7 @@ class Conv2dFamily(ScheduleFamily):
     """Direct convolution on blocked layouts: accumulators in registers, epilogue applied to the tile."""
 
     name: ClassVar[str] = "conv2d"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     configuration: ClassVar[type[Configuration]] = Conv2dConfiguration
     most_anchors: ClassVar[int] = 1
 

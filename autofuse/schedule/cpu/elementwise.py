@@ -112,7 +112,7 @@ class ElementwiseFamily(ScheduleFamily):
     """Schedules any group of injective operators whose results have one shape."""
 
     name: ClassVar[str] = "elementwise"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     configuration: ClassVar[type[Configuration]] = ElementwiseConfig
 
     def admits(self, op: Operator) -> bool:
@@ -169,7 +169,7 @@ class ElementwiseFamily(ScheduleFamily):
             fixed.append((fill, nests, scattered(group, lanes), traffic, *(traffic + kept,) * 3))
             for config in configs:
                 assert isinstance(config, ElementwiseConfig)
-                pieces = outer if cut else _pieces(inner, lanes * config.vectors)
+                pieces = outer if cut else _pieces(tuple(shape), lanes * config.vectors)
                 tasks = max(1, pieces) if config.parallel else 1
                 decided.append((tasks, config.vectors, -(-traffic // tasks)))
         rows = np.repeat(shape_matrix([KernelShape(tasks=1, independent_chains=8)]), len(decided), axis=0)
@@ -182,6 +182,7 @@ class ElementwiseFamily(ScheduleFamily):
         """See the module's description."""
         from autofuse.schedule import blocks
         from autofuse.schedule.conditions import hoist_conditions
+        from autofuse.schedule.remainders import overlap_remainders
 
         def build() -> PrimFunc:
             sch = blocks.open_schedule(func)
@@ -190,7 +191,7 @@ class ElementwiseFamily(ScheduleFamily):
             for block in kept:
                 last = blocks.is_output(sch, block)
                 schedule_nest(sch, block, config, collapse if last else 1, hardware.lanes, across and last)
-            return hoist_conditions(blocks.close_schedule(sch, func))
+            return hoist_conditions(overlap_remainders(blocks.close_schedule(sch, func)))
 
         return blocks.guarded(f"elementwise group {group.label}", build)
 
@@ -333,36 +334,37 @@ def schedule_nest(
     while (outer or apart) and len(inner) == 1 and blocks.extent(sch, inner[0]) == 1:
         inner.insert(0, (apart or outer).pop())
         inner = [sch.fuse(*inner)]
+    axes = tuple(blocks.extent(sch, loop) for loop in inner)
     last = sch.fuse(*inner) if len(inner) > 1 else inner[0]
-    extent = blocks.extent(sch, last)
+    extent = prod(axes)
     first = None
     if outer:
         first = sch.fuse(*outer) if len(outer) > 1 else outer[0]
     elif not apart:
         # A flat nest: cut it into pieces that are whole vectors.
-        pieces = _pieces(extent, lanes * config.vectors)
+        pieces = _pieces(axes, lanes * config.vectors)
         if pieces > 1:
             first, last = sch.split(last, [pieces, None])
             extent = blocks.extent(sch, last)
     step = lanes * config.vectors
     while step > lanes and extent % step:
         step -= lanes
-    if extent >= lanes:
+    if extent < lanes:
+        step = 1 << extent.bit_length() - 1  # the widest vector within the row
+    if step >= min(lanes, 4) or extent == step > 1:
         if swapped is not None and extent % (2 * lanes) == 0:
             step = 2 * lanes  # a line of the cache is written whole
         main, vector = sch.split(last, [None, step])
+        if extent % step:
+            sch.annotate(main, "pragma_loop_partition_hint", 1)
         if swapped is not None:
             sch.reorder(main, swapped)
             if first is not None and not apart and extent % step == 0:
                 first = sch.fuse(first, main)
-        if extent % step:
-            sch.annotate(main, "pragma_loop_partition_hint", 1)
         if step > lanes:
             rest, vector = sch.split(vector, [None, lanes])
             sch.unroll(rest)
         sch.vectorize(vector)
-    elif extent > 1 and extent & (extent - 1) == 0:
-        sch.vectorize(last)
     if first is not None and config.parallel and blocks.extent(sch, first) > 1:
         sch.parallel(first)
 
@@ -376,9 +378,19 @@ def task_axes(extents: Sequence[int]) -> int:
     return len(extents)
 
 
-def _pieces(extent: int, step: int) -> int:
-    """How many equal pieces, each whole steps, a flat loop is cut into; 1 where no such cut exists."""
-    for pieces in (64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2):
-        if extent % (pieces * step) == 0:
-            return pieces
-    return 1
+@lru_cache(maxsize=4096)
+def _pieces(axes: tuple[int, ...], step: int) -> int:
+    """How many equal pieces, each whole steps, a flat loop over `axes` is cut into; 1 where no such cut exists.
+
+    Pieces that begin where rows of the axes do come first: in others TVM does not see that a vector's elements lie
+    together.
+    """
+    extent = prod(axes)
+    tails = [prod(axes[i:]) for i in range(len(axes))]
+    counts = {64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, *(extent // tail for tail in tails if extent <= 64 * tail)} - {1}
+    fitting = [count for count in sorted(counts, reverse=True) if extent % (count * step) == 0]
+    for count in fitting:
+        size = extent // count
+        if all(size % tail == 0 or tail % size == 0 for tail in tails):
+            return count
+    return fitting[0] if fitting else 1

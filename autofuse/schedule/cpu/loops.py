@@ -17,6 +17,8 @@ from tvm import tirx
 from autofuse.schedule.stages import Program, index
 
 Body = Callable[[Any], Any]
+#: Lanes of the narrowest vector that is worth more than elements one by one.
+NARROW = 4
 SERIAL, PARALLEL = tirx.ForKind.SERIAL, tirx.ForKind.PARALLEL
 VECTORIZED, UNROLLED = tirx.ForKind.VECTORIZED, tirx.ForKind.UNROLLED
 
@@ -52,17 +54,26 @@ class Cut:
         return -(-self.extent // self.size)
 
 
-def pieces(width: int, lanes: int) -> list[Piece]:
-    """A row of `width` elements as vectors of `lanes`, the rest as smaller powers of two."""
+def pieces(width: int, lanes: int, first: int = 0) -> list[Piece]:
+    """A row of `width` elements from `first` on as vectors of `lanes`, the rest as smaller powers of two."""
     found = []
     start = 0
     step = lanes
     while start < width:
         while step > width - start:
             step //= 2
-        found.append(Piece(start, step))
+        found.append(Piece(first + start, step))
         start += step
     return found
+
+
+def spans(width: int, lanes: int) -> list[Piece]:
+    """A row of `width` elements as vectors of one width, at most `lanes`; the last one ends with the row and may hold
+    elements of the one before."""
+    lanes = min(lanes, 1 << width.bit_length() - 1)
+    starts = range(0, width - lanes + 1, lanes)
+    rest = [Piece(width - lanes, lanes)] if width % lanes else []
+    return [*(Piece(start, lanes) for start in starts), *rest]
 
 
 def sequence(*parts: Any) -> Any:
@@ -130,13 +141,20 @@ class Nest:
         """body(lane) for all lanes at once."""
         return self.loop("lane", lanes, body, VECTORIZED)
 
-    def lanes_over(self, extent: int, lanes: int, body: Body) -> Any:
-        """body(i) for every i < extent, in vectors of `lanes`; what is left in smaller ones."""
+    def lanes_over(self, extent: int, lanes: int, body: Body, again: bool = False) -> Any:
+        """body(i) for every i < extent, in vectors of `lanes`; what is left in smaller ones.
+
+        again: body may be run twice for an element, since it does not read what it stores. What is left is then done
+        by a whole vector that ends with the last element.
+        """
+        if again:
+            lanes = min(lanes, 1 << extent.bit_length() - 1)
         full, rest = divmod(extent, lanes)
         parts = []
         if full:
             parts.append(self.loop("v", full, lambda v: self.vector(lanes, lambda lane: body(v * index(lanes) + lane))))
-        return sequence(*parts, self.in_pieces(pieces(rest, lanes), lambda i: body(index(full * lanes) + i)))
+        left = [Piece(extent - lanes, lanes)] if again and rest else pieces(rest, lanes, full * lanes)
+        return sequence(*parts, self.in_pieces(left, body))
 
     def in_pieces(self, parts: Sequence[Piece], body: Body) -> list[Any]:
         """body(i) for the elements of each piece, a vector a piece."""

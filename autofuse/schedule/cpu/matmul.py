@@ -55,7 +55,7 @@ class MatmulFamily(ScheduleFamily):
     """One float32 matrix product, packed or of two activations, and what can be computed with it."""
 
     name: ClassVar[str] = "matmul"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     configuration: ClassVar[type[Configuration]] = MatmulConfiguration
     most_anchors: ClassVar[int] = 1
 

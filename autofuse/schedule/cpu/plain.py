@@ -38,7 +38,7 @@ class PlainFamily(ScheduleFamily):
     """One operator of any kind."""
 
     name: ClassVar[str] = "plain"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     configuration: ClassVar[type[Configuration]] = PlainConfiguration
     most_operators: ClassVar[int] = 1
 
@@ -154,7 +154,7 @@ def _nest(nest: Nest, stage: Stage, buffer: Any, config: PlainConfiguration, lan
         if stage.how:
             return _reduce(nest, stage, buffer, config.vectors, lanes, prod(inner), at, homes)
         return nest.lanes_over(
-            prod(inner), lanes, lambda i: store(buffer, program.value(stage, at(i), [], homes), at(i))
+            prod(inner), lanes, lambda i: store(buffer, program.value(stage, at(i), [], homes), at(i)), again=True
         )
 
     return nest.parallel("outer", prod(outer), line, config.parallel)
@@ -164,23 +164,34 @@ def _reduce(
     nest: Nest, stage: Stage, buffer: Any, vectors: int, lanes: int, extent: int, at: Any, homes: dict[Any, Home]
 ) -> Any:
     """A line of results, several vectors of them at a time."""
-    from autofuse.schedule.cpu.loops import Cut, allocate, pieces, sequence, store
+    from tvm import tirx
+
+    from autofuse.schedule.cpu.loops import Cut, Piece, allocate, sequence, spans, store
     from autofuse.schedule.stages import combine, index
 
     program = nest.program
     cut = Cut(extent, vectors * lanes)
 
     def tile(number: Any, width: int) -> Any:
-        parts = pieces(width, lanes)
-        acc = nest.registers("acc", (width,), str(stage.buffer.dtype))
+        # Elements that two vectors share are computed in both.
+        parts = spans(width, lanes)
+        acc = nest.registers("acc", (len(parts), parts[0].lanes), str(stage.buffer.dtype))
         start = number * index(cut.size)
 
-        def step(over: list[Any]) -> Any:
-            def add(i: Any) -> Any:
-                term = program.value(stage, at(start + i), over, homes)
-                return store(acc, combine(stage.how, acc[i], term), [i])
+        def each(body: Any) -> Any:
+            def one(u: int, piece: Piece) -> Any:
+                return nest.vector(
+                    piece.lanes, lambda lane: body([index(u), lane], at(start + index(piece.start) + lane))
+                )
 
-            return sequence(nest.in_pieces(parts, add))
+            return sequence(*[one(u, piece) for u, piece in enumerate(parts)])
+
+        def step(over: list[Any]) -> Any:
+            def add(place: Any, where: Any) -> Any:
+                term = program.value(stage, where, over, homes)
+                return store(acc, combine(stage.how, tirx.BufferLoad(acc, place), term), place)
+
+            return each(add)
 
         def loops(over: list[Any]) -> Any:
             if len(over) == len(stage.reduced):
@@ -189,9 +200,9 @@ def _reduce(
 
         return sequence(
             allocate(acc),
-            nest.in_pieces(parts, lambda i: store(acc, stage.identity, [i])),
+            each(lambda place, where: store(acc, stage.identity, place)),
             loops([]),
-            nest.in_pieces(parts, lambda i: store(buffer, acc[i], at(start + i))),
+            each(lambda place, where: store(buffer, tirx.BufferLoad(acc, place), where)),
         )
 
     return nest.tiles(index(0), cut.tiles, cut, tile)

@@ -13,7 +13,7 @@ from typing import Any
 from tvm import tirx
 
 from autofuse.schedule import ScheduleError
-from autofuse.schedule.cpu.loops import Nest, allocate, pieces, sequence, store
+from autofuse.schedule.cpu.loops import NARROW, Nest, allocate, pieces, sequence, store
 from autofuse.schedule.cpu.rowspace import Space
 from autofuse.schedule.stages import Home, Program, Stage, combine, index, ravel, unravel
 
@@ -187,9 +187,9 @@ class RowNests:
 
         if self.lanes > 1:
             return self.nest.loop(
-                "e", space.elements, lambda e: self.nest.lanes_over(strip.width, self.vector, lambda i: one(e, i))
+                "e", space.elements, lambda e: self.nest.lanes_over(strip.width, self.vector, lambda i: one(e, i), True)
             )
-        return self.nest.lanes_over(space.elements, self.vector, lambda e: one(e, index(0)))
+        return self.nest.lanes_over(space.elements, self.vector, lambda e: one(e, index(0)), again=True)
 
     def reduction(self, stage: Stage, strip: Strip, homes: Mapping[Any, Home]) -> Any:
         """A reduction: over vectors of lanes where rows have lanes, else with vectors of partial results."""
@@ -237,7 +237,7 @@ class RowNests:
         return sequence(allocate(acc), init, main, tail, join, last)
 
     def _by_partials(self, stage: Stage, strip: Strip, element: Any, homes: Mapping[Any, Home]) -> Any:
-        """One result a row: partial results in vector lanes, joined at the end as a tree, then what is left over."""
+        """One result a row: partial results in vector lanes, joined at the end as a tree."""
         lanes, reads, zero = self.vector, stage.reads, index(0)
         dtype = str(stage.buffer.dtype)
 
@@ -249,17 +249,16 @@ class RowNests:
         def accumulate(q: Any) -> Any:
             return store(total, combine(stage.how, total[zero], term(q)), [zero])
 
-        if reads < 2 * lanes:
+        lanes = min(lanes, 1 << reads.bit_length() - 1)
+        if lanes < NARROW:
             start = store(total, stage.identity, [zero])
-            steps = [accumulate(index(q)) for q in range(reads)] if reads <= 4 else [
-                self.nest.loop("q", reads, accumulate)
-            ]  # fmt: skip
+            steps = [accumulate(index(q)) for q in range(reads)]
             return sequence(allocate(total), start, steps, self.write(stage, strip, element, zero, total[zero]))
 
         count = max(1, min(self.vectors, reads // (2 * lanes)))
         step = count * lanes
         full, rest = divmod(reads, step)
-        extra, scalars = divmod(rest, lanes)
+        extra, left = divmod(rest, lanes)
         acc = self.nest.registers("acc", (count, lanes), dtype)
 
         def clear(u: int) -> Any:
@@ -277,11 +276,21 @@ class RowNests:
                 lanes, lambda i: store(acc, combine(stage.how, acc[index(u), i], term(start + i)), [index(u), i])
             )
 
+        def finish(u: int) -> Any:
+            """The elements that fill no vector: those of the vector that ends with them which were not there yet."""
+
+            def one(i: Any) -> Any:
+                fresh = tirx.Select(i >= index(lanes - left), term(index(reads - lanes) + i), stage.identity)
+                return store(acc, combine(stage.how, acc[index(u), i], fresh), [index(u), i])
+
+            return self.nest.vector(lanes, one)
+
         main = self.nest.loop(
             "q", full,
             lambda q: sequence(*[add(u, q * index(step) + index(u * lanes)) for u in range(count)]),
         )  # fmt: skip
         more = [add(u % count, index(full * step + u * lanes)) for u in range(extra)]
+        tail = [finish(extra % count)] if left else []
         join = [fold(u) for u in range(1, count)]
         values = [acc[zero, index(i)] for i in range(lanes)]
         while len(values) > 1:
@@ -289,9 +298,8 @@ class RowNests:
                 combine(stage.how, values[i], values[i + 1]) if i + 1 < len(values) else values[i]
                 for i in range(0, len(values), 2)
             ]
-        tail = [accumulate(index(full * step + extra * lanes + t)) for t in range(scalars)]
         return sequence(
-            allocate(acc), allocate(total), init, main, more, join, store(total, values[0], [zero]), tail,
+            allocate(acc), allocate(total), init, main, more, tail, join, store(total, values[0], [zero]),
             self.write(stage, strip, element, zero, total[zero]),
         )  # fmt: skip
 
@@ -313,7 +321,7 @@ def whole_stages(nest: Nest, stages: Sequence[Stage], lanes: int) -> tuple[list[
             place = program.address(buffer, at) if stage.output else [i]
             return store(buffer, program.value(stage, at, [], dict(homes)), place)
 
-        parts.append(nest.lanes_over(stage.elements, lanes, one))
+        parts.append(nest.lanes_over(stage.elements, lanes, one, again=True))
         homes[stage.buffer] = reader(program, buffer, None if stage.output else stage.shape)
     return parts, homes
 
