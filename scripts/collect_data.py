@@ -37,10 +37,11 @@ LEAST_RATE = 1.5
 
 def collect(store: Path, networks: Sequence[str], options: argparse.Namespace, evaluation: bool) -> dict[str, Any]:
     """One run of `autofuse collect`: its counts, with the seconds that all of it took."""
+    most = options.per_unseen if evaluation else options.per_model
     command = [
         sys.executable, "-m", "autofuse", "collect", *networks, "--db", str(store), "--json",
         "--configs", str(options.configs), "--explore", str(options.explore), "--again", str(options.again),
-        "--per-model", str(options.per_model),
+        "--per-model", str(most),
     ]  # fmt: skip
     if options.threads:
         command += ["--threads", str(options.threads)]
@@ -67,7 +68,7 @@ def collect(store: Path, networks: Sequence[str], options: argparse.Namespace, e
         "wall_seconds": time.monotonic() - begin,
         "configs": options.configs,
         "explore": options.explore,
-        "per_model": options.per_model,
+        "per_model": most,
         "again": options.again,
     }
 
@@ -120,8 +121,9 @@ def main() -> int:
     parser.add_argument("--configs", type=int, default=4, help="first configurations a group (default: %(default)s)")
     parser.add_argument("--explore", type=int, default=2, help="others a group (default: %(default)s)")
     parser.add_argument(
-        "--per-model", type=int, default=800, help="most useful ones a network, no more (default: %(default)s)"
+        "--per-model", type=int, default=750, help="most useful ones a network, no more (default: %(default)s)"
     )
+    parser.add_argument("--per-unseen", type=int, default=400, help="the same for the second store (%(default)s)")
     parser.add_argument("--again", type=int, default=500, help="kernels measured twice, in each (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=0, help="default: all processors")
     parser.add_argument("--budget", help="stop each store's run after this long, e.g. 2h")

@@ -82,7 +82,7 @@ def test_a_run_hands_the_settings_on_and_keeps_its_counts(monkeypatch: pytest.Mo
         return subprocess.CompletedProcess(command, 0, json.dumps({**RUN, "failures": failures}))
 
     monkeypatch.setattr(collect_data.subprocess, "run", run)
-    options = argparse.Namespace(configs=3, explore=1, per_model=9, again=7, threads=0, budget="2h")
+    options = argparse.Namespace(configs=3, explore=1, per_model=5, per_unseen=9, again=7, threads=0, budget="2h")
     kept = collect_data.collect(Path("x.db"), ["vgg16", "gpt2"], options, evaluation=True)
     (command,) = asked
     text = " ".join(command)

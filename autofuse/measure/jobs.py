@@ -46,11 +46,11 @@ class MeasureLimits:
     budget: float = 1.0
     warmup: int = 2
     min_samples: int = 8
-    max_samples: int = 60
+    max_samples: int = 48
     confidence: float = 0.03
     min_sample: float = 2e-4  # a timing repeats the kernel until it lasts this long
     drift: float = 0.10
-    retakes: int = 30
+    retakes: int = 18
     most_cold: int = 20
     least_of: int = 5
     burst: float = 1.5e-3
