@@ -67,7 +67,8 @@ def test_the_most_useful_of_a_model_and_some_of_them_twice(network: str, tmp_pat
     counts = collect(network, "--db", db, "--per-model", 5, "--again", 3, "--evaluation")
     assert (counts["measured"], counts["failed"], counts["left"]) == (8, 0, 0)
     assert counts["store"]["evaluation_only"] and counts["store"]["ok"] == 8
-    assert 0 < collect(network, "--db", db, "--per-model", 5, "--again", 3)["cached"] <= 5
+    again = collect(network, "--db", db, "--per-model", 5, "--again", 3)
+    assert again["cached"] + again["measured"] >= 5 and again["cached"] > 0
     with SqliteStore(db, readonly=True) as store:
         assert store.evaluation_only
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from autofuse.measure.collection import nearer_reference
 from autofuse.measure.jobs import fill_inputs
 from autofuse.measure.order import most_useful
 from autofuse.measure.replay import candidate_text
-from autofuse.records import MemoryStore, RecordedHardware, RecordStore, SqliteStore
+from autofuse.records import Identity, MemoryStore, RecordedHardware, RecordStore, SqliteStore
 from autofuse.records.groups import group_from_text
 from autofuse.records.identity import identity_of
 
@@ -72,10 +72,20 @@ class TestOrder:
         groups = [chain(["a", "b"]), chain(["c", "d"])]
         given = [item(g, scale, planned=g is groups[1]) for g in groups for scale in (1, 2, 3)]
         ordered = in_order([*given, given[3]], PlainCosts())  # one of them twice
-        first = most_useful([*given, given[3]], PlainCosts(), 2)
+        first = most_useful([*given, given[3]], PlainCosts(), 2, lambda asked: [False] * len(asked))
         assert first == ordered[: len(first)] and {i.key for i in first} == {"c-d"}
         assert len({i.candidate.config for i in first}) == 2
-        assert most_useful(given, PlainCosts(), 6) == in_order(given, PlainCosts())
+        assert most_useful(given, PlainCosts(), 6, lambda asked: [False] * len(asked)) == in_order(given, PlainCosts())
+
+    def test_what_is_measured_already_counts_among_the_most_useful(self) -> None:
+        groups = [chain(["a", "b"]), chain(["c", "d"])]
+        given = [item(g, scale, planned=g is groups[1]) for g in groups for scale in (1, 2, 3)]
+
+        def known(asked: Sequence[Identity]) -> list[bool]:
+            return [i.workload == "a-b" and i.config != "scale=3" for i in asked]
+
+        for most, keys in ((1, ["a-b"] * 2), (2, ["a-b"] * 2), (4, ["a-b"] * 2 + ["c-d"] * 2)):
+            assert sorted(i.key for i in most_useful(given, PlainCosts(), most, known)) == keys
 
     def test_asks_for_all_costs_at_once_and_loses_nothing(self) -> None:
         costs = PlainCosts()

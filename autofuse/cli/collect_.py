@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from autofuse.compiler import Analysed
     from autofuse.cost.model import CostModel
     from autofuse.measure import CollectItem
+    from autofuse.records import Identity, RecordStore
     from autofuse.target import Hardware
 
 
@@ -234,8 +236,8 @@ def _candidates(wanted: _Wanted, place: _Place, dry_run: bool) -> tuple[list[Ana
                 name, target=place.target, threads=wanted.threads, batch=wanted.batch, input_shapes=wanted.shapes
             )
             costs = choose_cost_model(model, None, wanted.predictor, None)
+            digest = place.row(model.target).digest
             if known is not None:
-                digest = place.row(model.target).digest
                 costs = RecordedCostModel(known, digest, costs, cold=weights_are_cold(model.graph, model.hardware))
             tell(f"planning {name}")
             problem = problem_of(model, costs)
@@ -246,10 +248,19 @@ def _candidates(wanted: _Wanted, place: _Place, dry_run: bool) -> tuple[list[Ana
                 groups, kinds, model.hardware, model.graph.name, wanted.configs, plans, wanted.explore, costs
             )
             hot = hot or _hot_costs(model.hardware, wanted.predictor)
-            items += found if wanted.per_model is None else most_useful(found, hot, wanted.per_model)
+            if wanted.per_model is not None:
+                found = most_useful(found, hot, wanted.per_model, partial(_recorded, known, digest))
+            items += found
             analysed.append(model)
         tell("ordering")
         return analysed, in_order(items, hot) if hot else []
+
+
+def _recorded(store: RecordStore | None, hardware: str, identities: Sequence[Identity]) -> list[bool]:
+    """Which of the kernels the store has a record of, on the hardware with this digest."""
+    if store is None:
+        return [False] * len(identities)
+    return [known is not None for known in store.lookup([replace(i, hardware=hardware) for i in identities])]
 
 
 def _hot_costs(hardware: Hardware, predictor: str | None) -> CostModel:

@@ -7,7 +7,7 @@ save most.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autofuse.cost.model import Candidate, CostModel
@@ -29,15 +29,21 @@ class CollectItem:
     planned: bool = False
 
 
-def most_useful(items: Sequence[CollectItem], costs: CostModel, most: int) -> list[CollectItem]:
-    """The first of `items` in the order of `in_order`: as many as it takes for `most` different candidates."""
+def most_useful(
+    items: Sequence[CollectItem], costs: CostModel, most: int, known: Callable[[Sequence[Identity]], Sequence[bool]]
+) -> list[CollectItem]:
+    """Of `items`, in the order of `in_order`, those of no more than `most` different candidates.
+
+    What is `known` (asked with identities without hardware) comes before the first of the others: run again, when the
+    order is another because more is known, no more than that is measured in all.
+    """
     ordered = in_order(items, costs)
-    seen: set[Identity] = set()
-    for position, item in enumerate(ordered):
-        seen.add(identity_of(item.candidate, item.key, ""))
-        if len(seen) > most:
-            return ordered[:position]
-    return ordered
+    identities = [identity_of(item.candidate, item.key, "") for item in ordered]
+    different = list(dict.fromkeys(identities))
+    recorded = {i for i, there in zip(different, known(different), strict=True) if there}
+    new = [i for i in different if i not in recorded][: max(0, most - len(recorded))]
+    chosen = recorded.union(new)
+    return [item for item, identity in zip(ordered, identities, strict=True) if identity in chosen]
 
 
 def in_order(items: Sequence[CollectItem], costs: CostModel) -> list[CollectItem]:
