@@ -87,6 +87,25 @@ def depthwise(sketch: Sketch) -> Value:
     return sketch.sigmoid(sketch.depthwise(data, plain, (3, 3), strides=(2, 2), padding=(1, 1, 1, 1)))
 
 
+def paired(depthwise_first: bool) -> Callable[[Sketch], Value]:
+    """A depthwise and a pointwise convolution, either one first."""
+
+    def build(sketch: Sketch) -> Value:
+        data, plain = image(sketch, 16, 13)
+        how: dict[str, Any] = {"strides": (2, 2), "padding": (1, 1, 1, 1)}
+        if depthwise_first:
+            made = sketch.relu(sketch.depthwise(data, plain, (3, 3), **how))
+        else:
+            made = sketch.relu(sketch.conv2d(data, plain, 24, (1, 1)))
+        n, _, rows, columns, _ = made.answer.shape
+        plain = made.answer.transpose(0, 1, 4, 2, 3).reshape(n, -1, rows, columns)
+        if depthwise_first:
+            return sketch.relu(sketch.conv2d(made, plain, 24, (1, 1)))
+        return sketch.sigmoid(sketch.depthwise(made, plain, (3, 3), **how))
+
+    return build
+
+
 def pooling(kind: str) -> Callable[[Sketch], Value]:
     def build(sketch: Sketch) -> Value:
         data, _ = image(sketch, 16, 13)
@@ -161,6 +180,8 @@ GROUPS: Mapping[str, Mapping[str, Callable[[], Made]]] = {
     },
     "winograd": {"3x3 relu": sketched(lambda s: convolution(s, kernel=(3, 3), padding=(1, 1, 1, 1)))},
     "depthwise": {"3x3 stride 2 sigmoid": sketched(depthwise)},
+    "depthwise_pointwise": {"3x3 stride 2 relu, 1x1 relu": sketched(paired(True))},
+    "pointwise_depthwise": {"1x1 relu, 3x3 stride 2 sigmoid": sketched(paired(False))},
     "grouped": {"groups of 4, relu": sketched(grouped_layer), "groups of 12": sketched(grouped_ranges)},
     "transposed": {"3x3 stride 2 relu": sketched(transposed_layer)},
     "group_norm": {"relu, two groups, sigmoid": sketched(normalised_layer)},

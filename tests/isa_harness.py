@@ -90,6 +90,21 @@ def _depthwise(channels: int, stride: int) -> Callable[..., Any]:
     return emit
 
 
+def _depthwise_pointwise(bb: Any, x: Any) -> Any:
+    y = bb(R.clip(bb(R.nn.conv2d(x, constant(20, 1, 3, 3), groups=20, padding=1, strides=2)), 0, 6))
+    return R.nn.relu(bb(R.nn.conv2d(y, constant(28, 20, 1, 1))))
+
+
+def _pointwise_depthwise(bb: Any, x: Any) -> Any:
+    y = bb(R.clip(bb(R.nn.conv2d(x, constant(28, 20, 1, 1))), 0, 6))
+    return R.nn.relu(bb(R.nn.conv2d(y, constant(28, 1, 3, 3), groups=28, padding=1)))
+
+
+def _inside(emit: Callable[..., Any]) -> Callable[..., Any]:
+    """Behind a convolution that blocks the channels."""
+    return lambda bb, x: emit(bb, bb(R.nn.conv2d(x, constant(20, 16, 3, 3), padding=1)))
+
+
 def _pool(bb: Any, x: Any) -> Any:
     return R.nn.avg_pool2d(bb(R.nn.conv2d(x, constant(20, 16, 1, 1))), (3, 3), (2, 2), padding=1)
 
@@ -134,6 +149,8 @@ CASES = (
     IsaCase("winograd", "3x3 odd", _conv(20, 16, 3, padding=1), (ODD,)),
     IsaCase("depthwise", "stride 1", _depthwise(32, 1), (IMAGE,), behind="nn.conv2d"),
     IsaCase("depthwise", "stride 2 odd", _depthwise(20, 2), (ODD,), behind="nn.conv2d"),
+    IsaCase("depthwise_pointwise", "odd", _inside(_depthwise_pointwise), (ODD,), behind="nn.conv2d"),
+    IsaCase("pointwise_depthwise", "odd", _inside(_pointwise_depthwise), (ODD,), behind="nn.conv2d"),
     IsaCase("pool", "blocked odd", _pool, (ODD,), behind="nn.conv2d"),
     IsaCase("pool", "plain odd", lambda bb, x: R.nn.max_pool2d(x, (3, 3), (1, 1), padding=1), ((1, 3, 13, 21),)),
     IsaCase("matmul", "even", _affine(64, 96), ((16, 64),)),

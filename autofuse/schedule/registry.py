@@ -23,11 +23,13 @@ def _families(kind: str) -> tuple[ScheduleFamily, ...]:
     from autofuse.schedule.cpu.conv2d import Conv2dFamily
     from autofuse.schedule.cpu.conv_pool import ConvPoolFamily
     from autofuse.schedule.cpu.depthwise import DepthwiseFamily
+    from autofuse.schedule.cpu.depthwise_pointwise import DepthwisePointwiseFamily
     from autofuse.schedule.cpu.elementwise import ElementwiseFamily
     from autofuse.schedule.cpu.group_norm import GroupNormFamily
     from autofuse.schedule.cpu.grouped import GroupedFamily
     from autofuse.schedule.cpu.matmul import MatmulFamily
     from autofuse.schedule.cpu.plain import PlainFamily
+    from autofuse.schedule.cpu.pointwise_depthwise import PointwiseDepthwiseFamily
     from autofuse.schedule.cpu.pool import PoolFamily
     from autofuse.schedule.cpu.rows import RowsFamily
     from autofuse.schedule.cpu.staged import StagedFamily
@@ -38,6 +40,8 @@ def _families(kind: str) -> tuple[ScheduleFamily, ...]:
     return (
         AttentionFamily(),
         ConvPoolFamily(),
+        DepthwisePointwiseFamily(),
+        PointwiseDepthwiseFamily(),
         Conv2dFamily(),
         WinogradFamily(),
         DepthwiseFamily(),

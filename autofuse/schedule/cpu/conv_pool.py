@@ -77,7 +77,7 @@ def split(group: Group) -> Pair | Refusal:
     made = {t for m in before for t in group.graph.operators[m].outputs}
     if made.intersection(group.outputs):
         return Refusal("output", "the convolution's rows stay in a buffer, they are not written out", tuple(before))
-    if made.intersection(second.group.inputs) != {pool.inputs[0]}:
+    if [m for m in second.group.members if made.intersection(group.graph.operators[m].inputs)] != [pool.index]:
         return Refusal("output", "the convolution's rows are read by more than the pooling", tuple(before))
     if len(second.out.shape) != 5:
         return Refusal("padding", f"{pool.name} is not in channel blocks", (pool.index,))

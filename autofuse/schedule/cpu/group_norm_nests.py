@@ -10,7 +10,7 @@ from tvm import tirx
 from autofuse.schedule import ScheduleError
 from autofuse.schedule.cpu import window as W
 from autofuse.schedule.cpu.loops import Cut, allocate, sequence, store
-from autofuse.schedule.cpu.window_nests import WindowNests
+from autofuse.schedule.cpu.window_nests import Source, WindowNests
 from autofuse.schedule.stages import finish, index
 
 if TYPE_CHECKING:
@@ -30,14 +30,14 @@ class GroupNormNests(WindowNests):
         inputs = window.group.inputs
         self.bias = self.program.params[inputs.index(window.anchor.inputs[2])]
 
-    def _source(self) -> tuple[Any, int, int, set[Any]]:
+    def _source(self) -> Source:
         """The data are what the sum reads; the sums themselves are built here."""
         sums = [self.program.with_role(role) for role in ("gnorm_sum", "gnorm_squares")]
         found = {load.source for load in sums[0].loads}
         if len(found) != 1:
             raise ScheduleError("the normalisation does not read one tensor of data")
         (data,) = found
-        return data, 0, 0, {s.buffer for s in sums} | self._feeding(data)
+        return Source(self.nest, self.lanes, data, apart=[s.buffer for s in sums])
 
     def build(self) -> Any:
         """The scheduled function."""

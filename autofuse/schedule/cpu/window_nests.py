@@ -1,12 +1,13 @@
 """What families of convolutions that write their own loop nests share: data staged by tasks, operators behind a tile.
 
-Takes the fused function and its window; gives statements that copy the data a task reads, padding and all, and that
-apply everything after the anchor to one vector of its results.
+Takes the stages of a fused function; gives statements that copy the data a task reads, padding and all (`Source`), and
+that apply everything after an anchor to one vector of its results (`Epilogue`). `WindowNests` is both for a group with
+one anchor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from tvm import tirx
@@ -19,56 +20,42 @@ from autofuse.schedule.cpu.row_nests import whole_stages
 from autofuse.schedule.stages import Home, Program, Stage, index, lift
 
 
-class WindowNests:
-    """The anchor (of `role`), its operands, and what stands around it. Data are addressed with their padding."""
+class Source:
+    """The data that an anchor reads from memory, addressed with their padding.
 
-    def __init__(self, func: Any, window: W.Window, role: str, lanes: int) -> None:
-        self.program: Program = lift(func)
-        self.nest = Nest(self.program)
-        self.lanes = lanes
-        self.anchor = self.program.with_role(role)
-        self.weights = self.program.params[window.group.inputs.index(window.weight.index)]
-        self.data, self.top, self.left, feeding = self._source()
-        self.height, self.width = window.data.shape[2:4]
-        after = self.program.downstream(self.anchor)
-        self.changes = [s for s in after if s.role == "layout_change"]
-        read = {load.source for stage in self.changes for load in stage.loads}
-        behind = self.program.kept(after)
-        behind = [s for s in after if s in behind or (s.buffer in read and s is not self.anchor)]
-        self.kept = ([self.anchor] if self.anchor.output else []) + behind
-        if any(s.how for s in behind):
-            raise ScheduleError("an operator after the convolution reduces")
-        rest = [s for s in self.program.stages if s is not self.anchor and s not in after and s.buffer not in feeding]
-        self.first, self.homes = whole_stages(self.nest, self.program.kept(rest), lanes)
+    data: the buffer before padding, [N, C/b, H, W, b], maybe computed where it is read; top, left: rows and columns of
+    zeros before it; apart: buffers of stages that only lead to the anchor, beside those that the data depend on.
+    """
 
-    def _source(self) -> tuple[Any, int, int, set[Any]]:
-        """The buffer of the data before padding, rows and columns of zeros before it, and what it depends on."""
-        found = {load.source for load in self.anchor.loads if not load.source.same_as(self.weights)}
+    def __init__(
+        self, nest: Nest, lanes: int, data: Any, padding: tuple[int, int] = (0, 0), apart: Collection[Any] = ()
+    ) -> None:
+        self.nest, self.program, self.lanes = nest, nest.program, lanes
+        self.data, (self.top, self.left) = data, padding
+        self.height, self.width = (int(e) for e in data.shape[2:4])
+        self.feeding = {*apart, *feeding(self.program, data)}
+        self.homes: Mapping[Any, Home] = {}
+
+    @classmethod
+    def of(cls, nest: Nest, anchor: Stage, weights: Any, lanes: int) -> Source:
+        """The only tensor that the anchor reads beside its weights."""
+        program = nest.program
+        found = {load.source for load in anchor.loads if not load.source.same_as(weights)}
         if len(found) != 1:
             raise ScheduleError("the convolution does not read one tensor of data")
-        data, top, left = found.pop(), 0, 0
-        feeding: set[Any] = set()
-        stage = self.program.by_buffer.get(data)
-        if stage is not None and stage.role == "pad":
-            feeding.add(data)
-            (load,) = stage.loads
-            data = load.source
-            zeros = dict.fromkeys(stage.iters, index(0))
-            top, left = (-int(self.program.simplify(_at(self.program, i, zeros))) for i in load.indices[2:4])
-        return data, top, left, feeding | self._feeding(data)
+        (data,) = found
+        stage = program.by_buffer.get(data)
+        if stage is None or stage.role != "pad":
+            return cls(nest, lanes, data)
+        (load,) = stage.loads
+        zeros = dict.fromkeys(stage.iters, index(0))
+        top, left = (-int(program.simplify(program.substitute(i, zeros, {}))) for i in load.indices[2:4])
+        return cls(nest, lanes, load.source, (top, left), (data,))
 
-    def _feeding(self, data: Any) -> set[Any]:
-        """The buffers that `data` depends on, itself included, operands left out."""
-        found: set[Any] = set()
-        queue = [data]
-        while queue:
-            stage = self.program.by_buffer.get(queue.pop())
-            if stage is not None and stage.buffer not in found:
-                found.add(stage.buffer)
-                queue += [load.source for load in stage.loads]
-        return found
-
-    # -- data --------------------------------------------------------------------------------------------------
+    @property
+    def computed(self) -> bool:
+        """Whether the data are computed by stages of the group."""
+        return not any(self.data.same_as(p) for p in self.program.params)
 
     def stage(self, n: Any, block0: Any, blocks: int, row0: Any, rows: int, columns: int) -> tuple[Any, list[Any]]:
         """A buffer [blocks, rows, columns, lanes] of padded data from (block0, row0) on, and what fills it."""
@@ -105,14 +92,40 @@ class WindowNests:
         fill = nest.loop("b", blocks, lambda b: nest.loop("r", rows, lambda r: row(b, r)))
         return buffer, [allocate(buffer), fill]
 
-    # -- results -----------------------------------------------------------------------------------------------
 
-    def follow(self, at: Sequence[Any], tile: Any, place: Any) -> Any:
-        """All stages after the anchor for the vector of results at [n, block, y, x], which is tile[place:]."""
+class Epilogue:
+    """The stages `after` an anchor, applied to one vector of its results at a time.
+
+    homes: where the values of stages beside it are. handed: the buffer among those of `after`, or the anchor's own,
+    whose values go to whoever calls `follow`.
+    """
+
+    def __init__(
+        self, nest: Nest, lanes: int, anchor: Stage, after: Sequence[Stage], homes: Mapping[Any, Home],
+        handed: Any = None,
+    ) -> None:  # fmt: skip
+        self.nest, self.program, self.lanes = nest, nest.program, lanes
+        self.anchor, self.homes, self.handed = anchor, homes, handed
+        self.changes = [s for s in after if s.role == "layout_change"]
+        read = {load.source for stage in self.changes for load in stage.loads}
+        behind = self.program.kept(after)
+        behind = [s for s in after if s in behind or self._handed(s) or (s.buffer in read and s is not anchor)]
+        self.kept = ([anchor] if anchor.output or self._handed(anchor) else []) + behind
+        if any(s.how for s in behind):
+            raise ScheduleError("an operator after the convolution reduces")
+
+    def _handed(self, stage: Stage) -> bool:
+        return self.handed is not None and bool(stage.buffer.same_as(self.handed))
+
+    def follow(self, at: Sequence[Any], tile: Any, place: Any, hand: Callable[[Any, Any], Any] | None = None) -> Any:
+        """All stages after the anchor for the vector of results at [n, block, y, x], which is tile[place:].
+
+        hand: (lane, value) → what becomes of a value of the buffer that is handed on.
+        """
         local: dict[Any, tuple[Any, Any]] = {self.anchor.buffer: (tile, place)}
         parts: list[Any] = []
         for stage in self.kept:
-            if not stage.output:
+            if not stage.output and not self._handed(stage):
                 buffer = self.nest.registers(stage.name, (self.lanes,), str(stage.buffer.dtype))
                 local[stage.buffer] = (buffer, index(0))
                 parts.append(allocate(buffer))
@@ -131,8 +144,10 @@ class WindowNests:
                     for other in done:
                         homes[other.buffer] = self._home(other, here, local.get(other.buffer), lane)
                     value = self.program.value(stage, here, [], homes)
+                if hand is not None and self._handed(stage):
+                    return hand(lane, value)
                 if stage.output:
-                    return store(stage.buffer, value, [self.program.simplify(i) for i in here])
+                    return store(stage.buffer, value, self.program.address(stage.buffer, here))
                 return store(local[stage.buffer][0], value, [lane])
 
             parts.append(self.nest.vector(self.lanes, one))
@@ -161,7 +176,7 @@ class WindowNests:
         def one(lane: int) -> Any:
             channel = block * index(self.lanes) + index(lane)
             read = tirx.BufferLoad(source, [*at, index(lane)]) if kept is None else kept[0][kept[1] + index(lane)]
-            stored = store(stage.buffer, read, [n, channel, y, x])
+            stored = store(stage.buffer, read, self.program.address(stage.buffer, [n, channel, y, x]))
             if channels % self.lanes == 0 or lane < channels % self.lanes:
                 return stored
             return tirx.IfThenElse(channel < index(channels), stored, None)
@@ -169,5 +184,37 @@ class WindowNests:
         return self.nest.unrolled(self.lanes, one)
 
 
-def _at(program: Program, expr: Any, values: Mapping[Any, Any]) -> Any:
-    return program.substitute(expr, values, {})
+class WindowNests:
+    """The anchor (of `role`), its operands, and what stands around it. Data are addressed with their padding."""
+
+    def __init__(self, func: Any, window: W.Window, role: str, lanes: int) -> None:
+        self.program: Program = lift(func)
+        self.nest = Nest(self.program)
+        self.lanes = lanes
+        self.anchor = self.program.with_role(role)
+        self.weights = self.program.params[window.group.inputs.index(window.weight.index)]
+        self.source = self._source()
+        self.data, self.top, self.left = self.source.data, self.source.top, self.source.left
+        after = self.program.downstream(self.anchor)
+        apart = self.source.feeding
+        rest = [s for s in self.program.stages if s is not self.anchor and s not in after and s.buffer not in apart]
+        self.first, self.homes = whole_stages(self.nest, self.program.kept(rest), lanes)
+        self.source.homes = self.homes
+        self.epilogue = Epilogue(self.nest, lanes, self.anchor, after, self.homes)
+        self.stage, self.follow = self.source.stage, self.epilogue.follow
+
+    def _source(self) -> Source:
+        """What the anchor reads."""
+        return Source.of(self.nest, self.anchor, self.weights, self.lanes)
+
+
+def feeding(program: Program, buffer: Any) -> set[Any]:
+    """The buffers that `buffer` depends on, itself included, operands left out."""
+    found: set[Any] = set()
+    queue = [buffer]
+    while queue:
+        stage = program.by_buffer.get(queue.pop())
+        if stage is not None and stage.buffer not in found:
+            found.add(stage.buffer)
+            queue += [load.source for load in stage.loads]
+    return found

@@ -1,0 +1,159 @@
+"""Schedule family of a depthwise convolution and the pointwise (1×1) one behind it, in one kernel.
+
+A task takes rows of results: it makes the depthwise results of these rows in all channels, with what follows them, into
+a buffer, and multiplies that buffer with the weights of its output channels. What is between the two never leaves the
+core. Where there are too few rows for all cores, tasks share the output channels and each makes the depthwise results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from autofuse.graph.model import Group, Operator
+from autofuse.graph.reasons import Refusal
+from autofuse.schedule.cpu import window as W
+from autofuse.schedule.cpu import window_pair as P
+from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily
+from autofuse.target import Hardware
+
+if TYPE_CHECKING:
+    from tvm.tirx import PrimFunc
+
+_OFFERED = 8
+
+
+@dataclass(frozen=True)
+class DepthwisePointwiseConfiguration(Configuration):
+    """Register tiles: `ct` columns of depthwise results; `nb` channel blocks × `mt` places of pointwise ones.
+
+    A task: `hb` rows, `cob` tiles of output channels. Rows that `hb` does not divide are covered by parts that overlap.
+    pad: 0 data read as it is, zeros around them left out; 1 rows of data copied (and computed) before they are read.
+    parallel: 0 runs on the calling thread.
+    """
+
+    nb: int
+    mt: int
+    ct: int
+    hb: int
+    cob: int
+    pad: int
+    parallel: int
+
+
+class DepthwisePointwiseFamily(ScheduleFamily):
+    """See the module's description."""
+
+    name: ClassVar[str] = "depthwise_pointwise"
+    version: ClassVar[int] = 1
+    configuration: ClassVar[type[Configuration]] = DepthwisePointwiseConfiguration
+
+    def anchors(self, op: Operator) -> bool:
+        """Depthwise convolutions."""
+        return P.is_depthwise(op)
+
+    def admits(self, op: Operator) -> bool:
+        """Both, and what may surround them."""
+        return P.is_depthwise(op) or P.is_pointwise(op) or W.may_surround(op)
+
+    def match(self, group: Group, hardware: Hardware) -> Refusal | None:
+        """A depthwise convolution, then a pointwise one; elementwise operators around both."""
+        found = P.pair_of(group, hardware.lanes, "depthwise", "pointwise")
+        return found if isinstance(found, Refusal) else None
+
+    def configs(self, group: Group, hardware: Hardware) -> Sequence[DepthwisePointwiseConfiguration]:
+        """Rows that fill the cores evenly and stay in L2, and the register tiles that suit them."""
+        pair = self._pair(group, hardware)
+        return _configurations(pair.depthwise, pair.outputs, int(bool(pair.first.prologue)), hardware)
+
+    def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
+        """Both phases' work and traffic added up; a buffer instead of the depthwise results."""
+        assert isinstance(config, DepthwisePointwiseConfiguration)
+        pair, c = self._pair(group, hardware), config
+        layer, lanes = pair.depthwise, pair.depthwise.lanes
+        parts, shares = -(-layer.oh // c.hb), pair.outputs // c.nb // c.cob
+        tasks = layer.n * parts * shares
+        places = c.hb * layer.ow
+        vector = 4 * lanes
+        data = vector * layer.blocks * layer.rows(c.hb) * min(layer.columns, layer.width)
+        buffer = vector * layer.blocks * places
+        out = vector * c.cob * c.nb * places
+        tile_weights = vector * c.nb * pair.inputs * lanes
+        weights = c.cob * tile_weights + pair.first.weight.bytes
+        place_tiles = -(-places // c.mt)
+        l1_half = hardware.l1_bytes // 2
+        staged = 2 * data if c.pad else 0
+        l1 = (layer.taps + 2) * buffer + staged
+        l1 += 4 * c.cob * pair.inputs * lanes * (place_tiles * c.nb * lanes + places)
+        l2 = data + buffer + out + buffer * (c.cob if buffer > l1_half else 1)
+        l2 += c.cob * tile_weights * (1 if tile_weights <= l1_half else place_tiles)
+        footprint = buffer + weights + out + vector * layer.rows(c.hb) * layer.width
+        spilled = buffer * (1 + c.cob) if footprint > hardware.l2_bytes and buffer > hardware.l2_bytes // 2 else 0
+        extra = max(0, pair.memory_bytes - sum(
+            t.bytes for t in (pair.first.data, pair.first.weight, pair.second.weight, pair.second.out)
+        ))  # fmt: skip
+        again = parts * c.hb / layer.oh
+        work = P.phases(pair, again * shares, again, parts * shares * layer.rows(c.hb) / layer.height)
+        return KernelShape(
+            tasks=tasks if c.parallel else 1,
+            accumulators=max(c.nb * c.mt, c.ct),
+            independent_chains=P.chains(places, c.mt, c.nb, hardware),
+            recompute=work.recompute,
+            loads_per_fma=work.loads(c.ct, (c.nb + c.mt) / (c.nb * c.mt), hardware),
+            l1_bytes=tasks * l1,
+            l2_bytes=tasks * l2,
+            l3_bytes=tasks * (data + weights + out + spilled) + extra,
+            memory_bytes=pair.memory_bytes,
+            footprint=footprint,
+            loops=1,
+            exposed=data / (data + weights + out),
+        )
+
+    def apply(self, func: PrimFunc, group: Group, config: Any, hardware: Hardware) -> PrimFunc:
+        """See the module's description."""
+        from autofuse.schedule import blocks
+        from autofuse.schedule.cpu.depthwise_pointwise_nests import DepthwisePointwiseNests
+
+        pair = self._pair(group, hardware)
+        what = f"depthwise_pointwise {config.text}"
+        return blocks.guarded(what, lambda: DepthwisePointwiseNests(func, pair, config).build())
+
+    def _pair(self, group: Group, hardware: Hardware) -> P.Pair:
+        found = P.pair_of(group, hardware.lanes, "depthwise", "pointwise")
+        if isinstance(found, Refusal):
+            raise ValueError(f"group does not match: {found}")
+        return found
+
+
+@lru_cache(maxsize=1024)
+def _configurations(
+    layer: P.Depthwise, outputs: int, pad: int, hardware: Hardware
+) -> tuple[DepthwisePointwiseConfiguration, ...]:
+    """The configurations of a pair, best guess first."""
+    cores = hardware.cores
+    row_bytes = 4 * layer.lanes * layer.blocks * layer.ow
+    fits = max(1, hardware.l2_bytes // 2 // row_bytes)
+    needed = max(1, -(-cores // layer.n))
+    sizes: dict[tuple[int, int], None] = {}
+    for parts in (needed, 2 * needed, 4 * needed, 8 * needed, 16 * needed):
+        hb = P.even(layer.oh, parts)
+        if hb <= fits or hb == 1:
+            sizes[hb, 1] = None
+        if len(sizes) == 3:
+            break
+    sizes[P.even(layer.oh, max(1, -(-layer.oh // fits))), needed] = None
+    found: dict[DepthwisePointwiseConfiguration, None] = {}
+    column_tile = P.column_tile(layer, hardware)
+    for rank in range(2):
+        for hb, shares in sizes:
+            tiles = P.register_tiles(outputs, hb * layer.ow, hardware)
+            if rank >= len(tiles):
+                continue
+            nb, mt = tiles[rank]
+            cob = W.divisor_near(outputs // nb, max(1.0, outputs / nb / shares))
+            tasks = layer.n * -(-layer.oh // hb) * (outputs // nb // cob)
+            config = DepthwisePointwiseConfiguration(nb, mt, column_tile, hb, cob, pad, int(tasks > 1 and cores > 1))
+            found[config] = None
+    return tuple(found)[:_OFFERED]

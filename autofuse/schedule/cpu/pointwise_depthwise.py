@@ -1,0 +1,159 @@
+"""Schedule family of a pointwise (1×1) convolution and the depthwise one behind it, in one kernel.
+
+A task takes some channels of some rows. For a few channel blocks at a time it makes the pointwise results row by row,
+with what follows them, into a ring of as many rows as the depthwise kernel reaches over, and a row of depthwise results
+as soon as its rows are there: what is between the two stays in L1. Only rows at the borders of tasks are made twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from autofuse.graph.model import Group, Operator
+from autofuse.graph.reasons import Refusal
+from autofuse.schedule.cpu import window as W
+from autofuse.schedule.cpu import window_pair as P
+from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily
+from autofuse.target import Hardware
+
+if TYPE_CHECKING:
+    from tvm.tirx import PrimFunc
+
+_OFFERED = 8
+
+
+@dataclass(frozen=True)
+class PointwiseDepthwiseConfiguration(Configuration):
+    """Register tiles: `nb` channel blocks × `mt` columns of pointwise results; `ct` columns of depthwise ones.
+
+    A task: `hb` rows of depthwise results, `cob` tiles of channels. Rows that `hb` does not divide are covered by parts
+    that overlap. pad: 0 data read as it is; 1 the rows that a task reads computed first. parallel: 0 runs on the
+    calling thread.
+    """
+
+    nb: int
+    mt: int
+    ct: int
+    hb: int
+    cob: int
+    pad: int
+    parallel: int
+
+
+class PointwiseDepthwiseFamily(ScheduleFamily):
+    """See the module's description."""
+
+    name: ClassVar[str] = "pointwise_depthwise"
+    version: ClassVar[int] = 1
+    configuration: ClassVar[type[Configuration]] = PointwiseDepthwiseConfiguration
+
+    def anchors(self, op: Operator) -> bool:
+        """Depthwise convolutions."""
+        return P.is_depthwise(op)
+
+    def admits(self, op: Operator) -> bool:
+        """Both, and what may surround them."""
+        return P.is_depthwise(op) or P.is_pointwise(op) or W.may_surround(op)
+
+    def match(self, group: Group, hardware: Hardware) -> Refusal | None:
+        """A pointwise convolution, then a depthwise one; elementwise operators around both."""
+        found = P.pair_of(group, hardware.lanes, "pointwise", "depthwise")
+        return found if isinstance(found, Refusal) else None
+
+    def configs(self, group: Group, hardware: Hardware) -> Sequence[PointwiseDepthwiseConfiguration]:
+        """Channels in parallel where the data stay in L2, else rows; the register tiles that suit a row."""
+        pair = self._pair(group, hardware)
+        return _configurations(pair.depthwise, pair.inputs, int(bool(pair.first.prologue)), hardware)
+
+    def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
+        """Both phases' work and traffic added up; a ring of rows instead of the pointwise results."""
+        assert isinstance(config, PointwiseDepthwiseConfiguration)
+        pair, c = self._pair(group, hardware), config
+        layer, lanes = pair.depthwise, pair.depthwise.lanes
+        parts, shares = -(-layer.oh // c.hb), layer.blocks // c.nb // c.cob
+        tasks = layer.n * parts * shares
+        vector = 4 * lanes
+        width = min(layer.width, layer.columns)
+        rows = min(layer.rows(c.hb), layer.height)
+        data = vector * pair.inputs * rows * layer.width
+        ring = vector * c.nb * layer.reach * layer.columns
+        made = vector * c.nb * c.cob * rows * width
+        out = vector * c.nb * c.cob * c.hb * layer.ow
+        tile_weights = vector * c.nb * pair.inputs * lanes
+        weights = c.cob * (tile_weights + vector * c.nb * layer.taps)
+        column_tiles = -(-width // c.mt)
+        l1_half = hardware.l1_bytes // 2
+        staged = 2 * data if c.pad else 0
+        l1 = layer.taps * out + made + out + staged
+        l1 += 4 * c.cob * pair.inputs * lanes * rows * (column_tiles * c.nb * lanes + width)
+        # Data pass once a tile of channels, unless all of them stay in L1; weights once a row, unless they do.
+        l2 = data * (c.cob if data > l1_half else 1) + out + staged
+        l2 += c.cob * tile_weights * (1 if tile_weights <= l1_half else rows * column_tiles)
+        l2 += 2 * made if ring > hardware.l1_bytes else 0
+        footprint = data + tile_weights + ring + out // c.cob
+        over = data > hardware.l2_bytes
+        extra = max(0, pair.memory_bytes - sum(
+            t.bytes for t in (pair.first.data, pair.first.weight, pair.second.weight, pair.second.out)
+        ))  # fmt: skip
+        again = parts * rows / layer.height
+        work = P.phases(pair, again, parts * c.hb / layer.oh, again * shares)
+        return KernelShape(
+            tasks=tasks if c.parallel else 1,
+            accumulators=max(c.nb * c.mt, c.ct),
+            independent_chains=P.chains(width, c.mt, c.nb, hardware),
+            recompute=work.recompute,
+            loads_per_fma=work.loads(c.ct, (c.nb + c.mt) / (c.nb * c.mt), hardware),
+            l1_bytes=tasks * l1,
+            l2_bytes=tasks * l2,
+            l3_bytes=tasks * (data * (c.cob if over else 1) + weights + out) + extra,
+            memory_bytes=pair.memory_bytes,
+            footprint=footprint,
+            loops=1,
+            exposed=data / (data + weights + out) if c.pad else 0.0,
+        )
+
+    def apply(self, func: PrimFunc, group: Group, config: Any, hardware: Hardware) -> PrimFunc:
+        """See the module's description."""
+        from autofuse.schedule import blocks
+        from autofuse.schedule.cpu.pointwise_depthwise_nests import PointwiseDepthwiseNests
+
+        pair = self._pair(group, hardware)
+        what = f"pointwise_depthwise {config.text}"
+        return blocks.guarded(what, lambda: PointwiseDepthwiseNests(func, pair, config).build())
+
+    def _pair(self, group: Group, hardware: Hardware) -> P.Pair:
+        found = P.pair_of(group, hardware.lanes, "pointwise", "depthwise")
+        if isinstance(found, Refusal):
+            raise ValueError(f"group does not match: {found}")
+        return found
+
+
+@lru_cache(maxsize=1024)
+def _configurations(
+    layer: P.Depthwise, inputs: int, pad: int, hardware: Hardware
+) -> tuple[PointwiseDepthwiseConfiguration, ...]:
+    """The configurations of a pair, best guess first."""
+    cores = hardware.cores
+    data_row = 4 * layer.lanes * inputs * layer.width
+    fits = max(1, (hardware.l2_bytes // 2 // data_row - layer.reach) // layer.strides[0] + 1)
+    needed = max(1, -(-cores // layer.n))
+    # (parts of rows, shares of channels): channels alone make no row twice, rows alone read no data twice.
+    channels = [(1, needed), (1, 2 * needed), (1, 4 * needed)]
+    rows = [(parts, 1) for parts in (needed, 2 * needed, 4 * needed, 8 * needed)]
+    rows = [r for r in rows if P.even(layer.oh, r[0]) <= fits or r[0] >= layer.oh] or rows[-1:]
+    ways = [*channels, *rows[:2]] if data_row * layer.height <= hardware.l2_bytes // 2 else [*rows[:3], *channels[:2]]
+    found: dict[PointwiseDepthwiseConfiguration, None] = {}
+    width = min(layer.width, layer.columns)
+    tiles = P.register_tiles(layer.blocks, max(1, width), hardware)
+    column_tile = P.column_tile(layer, hardware)
+    for nb, mt in tiles[:2]:
+        for parts, shares in ways:
+            hb = P.even(layer.oh, parts)
+            cob = W.divisor_near(layer.blocks // nb, max(1.0, layer.blocks / nb / shares))
+            tasks = layer.n * -(-layer.oh // hb) * (layer.blocks // nb // cob)
+            config = PointwiseDepthwiseConfiguration(nb, mt, column_tile, hb, cob, pad, int(tasks > 1 and cores > 1))
+            found[config] = None
+    return tuple(found)[:_OFFERED]

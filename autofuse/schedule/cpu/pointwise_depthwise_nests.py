@@ -1,0 +1,119 @@
+"""The loop nests of a pointwise convolution and the depthwise one behind it; see `pointwise_depthwise`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tvm import tirx
+
+from autofuse.schedule.cpu.loops import Cut, allocate, sequence, store
+from autofuse.schedule.cpu.pair_nests import PairNests
+from autofuse.schedule.cpu.window_pair import Pair
+from autofuse.schedule.stages import finish, index
+
+if TYPE_CHECKING:
+    from autofuse.schedule.cpu.pointwise_depthwise import PointwiseDepthwiseConfiguration
+
+
+class PointwiseDepthwiseNests(PairNests):
+    """Builds the kernel of one pair."""
+
+    def __init__(self, func: Any, pair: Pair, config: PointwiseDepthwiseConfiguration) -> None:
+        super().__init__(func, pair)
+        self.c = config
+        self.tiles = pair.outputs // config.nb
+        divides = pair.outputs % config.nb == 0 and self.tiles % config.cob == 0 and config.hb <= self.layer.oh
+        self.check(divides and (config.pad == 1 or not self.source.computed), f"pointwise_depthwise {config.text}")
+
+    def build(self) -> Any:
+        """The scheduled function."""
+        nest, layer, c = self.nest, self.layer, self.c
+        parts, shares = -(-layer.oh // c.hb), self.tiles // c.cob
+
+        def task(t: Any) -> Any:
+            n = nest.alias("n", tirx.floordiv(t, index(parts * shares)), layer.n)
+            part = nest.alias("part", tirx.floormod(tirx.floordiv(t, index(shares)), index(parts)), parts)
+            share = nest.alias("share", tirx.floormod(t, index(shares)), shares)
+            row0 = self.rows_of(layer.oh, c.hb, part)
+            ring = self.ring(c.nb)
+            staged, made = self._staged(n, row0) if c.pad else (None, [])
+
+            def channels(k: Any) -> Any:
+                block = nest.alias("tile", share * index(c.cob) + k, self.tiles) * index(c.nb)
+
+                def fill(y: Any, slot: Any) -> Any:
+                    return self._expand(n, block, y, slot, ring, staged, row0)
+
+                def result(r: Any, place: Callable[[Any], Any]) -> Any:
+                    return nest.loop("b", c.nb, lambda b: self._row(n, block, b, row0 + r, ring, place))
+
+                return self.stream(ring, c.nb, row0, c.hb, fill, result)
+
+            return sequence(
+                made, allocate(ring), self.clear_edges(ring, c.nb), nest.loop("k", c.cob, channels)
+            )  # fmt: skip
+
+        body = nest.parallel("task", layer.n * parts * shares, task, c.parallel)
+        return finish(self.program, nest.resolve(sequence(self.before, body)))
+
+    def _staged(self, n: Any, row0: Any) -> tuple[Any, list[Any]]:
+        """The rows of data that a task reads, computed: [blocks, rows, columns, lanes]."""
+        nest, layer, lanes = self.nest, self.layer, self.lanes
+        first, last = self.span
+        rows, columns = layer.rows(self.c.hb), last - first
+        staged = nest.buffer("staged", (self.pair.inputs, rows, columns, lanes))
+
+        def row(b: Any, g: Any) -> Any:
+            y = self.program.simplify(row0 * index(layer.strides[0]) + g - index(layer.top))
+
+            def copy(x: Any) -> Any:
+                def one(lane: Any) -> Any:
+                    value = self.program.load(self.source.data, [n, b, y, x, lane], self.source.homes)
+                    return store(staged, value, [b, g, x, lane])
+
+                return nest.vector(lanes, one)
+
+            made = nest.loop("x", columns, copy)
+            bound = self.program.analyzer.const_int_bound(y)
+            if int(bound.min_value) >= 0 and int(bound.max_value) < layer.height:
+                return made
+            return tirx.IfThenElse(tirx.all(y >= index(0), y < index(layer.height)), made, None)
+
+        fill = nest.loop("b", self.pair.inputs, lambda b: nest.loop("g", rows, lambda g: row(b, g)))
+        return staged, [allocate(staged), fill]
+
+    def _expand(self, n: Any, block: Any, y: Any, slot: Any, ring: Any, staged: Any, row0: Any) -> Any:
+        """A row of pointwise results of `nb` blocks, with what follows them, into its place in the ring."""
+        nest, layer, c = self.nest, self.layer, self.c
+        first, last = self.span
+        cut = Cut(last - first, c.mt)
+
+        def tile(number: Any, count: int) -> Any:
+            x0 = number * index(c.mt)
+
+            def read(i: int, co: Any, ci: Any) -> Any:
+                if staged is not None:
+                    g = self.program.simplify(y + index(layer.top) - row0 * index(layer.strides[0]))
+                    return staged[co, g, x0 + index(i), ci]
+                return self.program.load(self.source.data, [n, co, y, x0 + index(i), ci], {})
+
+            def done(i: int, j: int, acc: Any, at: Any) -> Any:
+                x = x0 + index(i)
+
+                def hand(lane: Any, value: Any) -> Any:
+                    return store(ring, value, [index(j), slot, index(first) + x, lane])
+
+                return self.between.follow([n, block + index(j), y, x], acc, at, hand)
+
+            return self.product(self.weights[0], block, c.nb, self.pair.inputs, count, read, done)
+
+        return nest.tiles(index(0), cut.tiles, cut, tile)
+
+    def _row(self, n: Any, block: Any, b: Any, y: Any, ring: Any, place: Callable[[Any], Any]) -> Any:
+        """A row of depthwise results, with what follows them."""
+
+        def done(x: Any, acc: Any, at: Any) -> Any:
+            return self.behind.follow([n, block + b, y, x], acc, at)
+
+        return self.row_from_ring(ring, b, self.weights[1], block + b, self.c.ct, place, done)
