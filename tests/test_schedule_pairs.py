@@ -86,16 +86,16 @@ def test_pairs_are_right_on_any_shape(
 @pytest.mark.parametrize("prologue", ["", "relu"])
 def test_every_configuration_is_right(order: str, prologue: str) -> None:
     """Rows, columns and channels that nothing divides; the last part of the rows overlaps the one before it."""
-    case = pair(order, (2, 16, 13, 19), 40, 3, prologue=prologue, after="residual")
+    case = pair(order, (1, 16, 13, 19), 40, 3, prologue=prologue, after="residual")
     offered = taking(order).configs(case.group, HARDWARE)
-    assert any(13 % config.hb for config in offered)
-    case.check(taking(order), offered)
+    assert any(13 % config.hb for config in offered) and any(5 % config.nb for config in offered)
+    case.check(taking(order), offered[:: 2 if prologue else 1])
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_channels_that_only_fill_a_block_do_no_harm(order: str) -> None:
     case = pair(order, (1, 13, 6, 9), 17, 5, stride=2, after="relu")
-    case.check(taking(order))
+    case.check(taking(order), taking(order).configs(case.group, HARDWARE)[::3])
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -109,7 +109,7 @@ def test_a_layout_change_ends_the_group(order: str) -> None:
         made, values = between(sketch, sketch.conv2d(data, values, 13, (1, 1)), 13, "relu")
         result = sketch.depthwise(made, values, (3, 3), padding=(1, 1, 1, 1))
     case = sketch.finish(sketch.unblock(sketch.relu(result), 13))
-    case.check(taking(order), taking(order).configs(case.group, HARDWARE)[::2])
+    case.check(taking(order), taking(order).configs(case.group, HARDWARE)[::3])
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import ceil
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autofuse.graph.model import Group, Operator
@@ -22,7 +23,7 @@ from autofuse.target import Hardware
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
 
-_OFFERED = 8
+_OFFERED = 6
 
 
 @dataclass(frozen=True)
@@ -71,45 +72,8 @@ class DepthwisePointwiseFamily(ScheduleFamily):
     def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
         """Both phases' work and traffic added up; a buffer instead of the depthwise results."""
         assert isinstance(config, DepthwisePointwiseConfiguration)
-        pair, c = self._pair(group, hardware), config
-        layer, lanes = pair.depthwise, pair.depthwise.lanes
-        parts, shares = -(-layer.oh // c.hb), pair.outputs // c.nb // c.cob
-        tasks = layer.n * parts * shares
-        places = c.hb * layer.ow
-        vector = 4 * lanes
-        data = vector * layer.blocks * layer.rows(c.hb) * min(layer.columns, layer.width)
-        buffer = vector * layer.blocks * places
-        out = vector * c.cob * c.nb * places
-        tile_weights = vector * c.nb * pair.inputs * lanes
-        weights = c.cob * tile_weights + pair.first.weight.bytes
-        place_tiles = -(-places // c.mt)
-        l1_half = hardware.l1_bytes // 2
-        staged = 2 * data if c.pad else 0
-        l1 = (layer.taps + 2) * buffer + staged
-        l1 += 4 * c.cob * pair.inputs * lanes * (place_tiles * c.nb * lanes + places)
-        l2 = data + buffer + out + buffer * (c.cob if buffer > l1_half else 1)
-        l2 += c.cob * tile_weights * (1 if tile_weights <= l1_half else place_tiles)
-        footprint = buffer + weights + out + vector * layer.rows(c.hb) * layer.width
-        spilled = buffer * (1 + c.cob) if footprint > hardware.l2_bytes and buffer > hardware.l2_bytes // 2 else 0
-        extra = max(0, pair.memory_bytes - sum(
-            t.bytes for t in (pair.first.data, pair.first.weight, pair.second.weight, pair.second.out)
-        ))  # fmt: skip
-        again = parts * c.hb / layer.oh
-        work = P.phases(pair, again * shares, again, parts * shares * layer.rows(c.hb) / layer.height)
-        return KernelShape(
-            tasks=tasks if c.parallel else 1,
-            accumulators=max(c.nb * c.mt, c.ct),
-            independent_chains=P.chains(places, c.mt, c.nb, hardware),
-            recompute=work.recompute,
-            loads_per_fma=work.loads(c.ct, (c.nb + c.mt) / (c.nb * c.mt), hardware),
-            l1_bytes=tasks * l1,
-            l2_bytes=tasks * l2,
-            l3_bytes=tasks * (data + weights + out + spilled) + extra,
-            memory_bytes=pair.memory_bytes,
-            footprint=footprint,
-            loops=1,
-            exposed=data / (data + weights + out),
-        )
+        pair = self._pair(group, hardware)
+        return _tiling(pair.depthwise, pair.outputs, config, hardware).around(pair)
 
     def apply(self, func: PrimFunc, group: Group, config: Any, hardware: Hardware) -> PrimFunc:
         """See the module's description."""
@@ -127,23 +91,62 @@ class DepthwisePointwiseFamily(ScheduleFamily):
         return found
 
 
+@lru_cache(maxsize=4096)
+def _tiling(
+    layer: P.Depthwise, outputs: int, c: DepthwisePointwiseConfiguration, hardware: Hardware
+) -> P.Tiling:  # fmt: skip
+    lanes, inputs = layer.lanes, layer.blocks
+    parts, shares = ceil(layer.oh / c.hb), P.shares(outputs, c.nb, c.cob)
+    tasks = layer.n * parts * shares
+    places = c.hb * layer.ow
+    vector = 4 * lanes
+    data = vector * inputs * layer.rows(c.hb) * min(layer.columns, layer.width)
+    buffer = vector * inputs * places
+    out = vector * min(c.cob * c.nb, outputs) * places
+    tile_weights = vector * c.nb * inputs * lanes
+    weights = c.cob * tile_weights + vector * inputs * layer.taps
+    place_tiles = ceil(places / c.mt)
+    l1_half = hardware.l1_bytes // 2
+    l1 = (layer.taps + 2) * buffer + (2 * data if c.pad else 0)
+    l1 += 4 * c.cob * inputs * lanes * (place_tiles * c.nb * lanes + places)
+    # The buffer passes once a tile of channels, unless L1 holds it; a tile's weights once a tile of places, likewise.
+    l2 = data + buffer + out + buffer * (c.cob if buffer > l1_half else 1)
+    l2 += c.cob * tile_weights * (1 if tile_weights <= l1_half else place_tiles)
+    footprint = buffer + weights + out + vector * layer.rows(c.hb) * layer.width
+    spilled = buffer * (1 + c.cob) if footprint > hardware.l2_bytes and buffer > hardware.l2_bytes // 2 else 0
+    again = parts * c.hb / layer.oh
+    depthwise, pointwise = inputs * layer.taps * again * shares, inputs * lanes * outputs * again
+    shape = KernelShape(
+        tasks=tasks if c.parallel else 1,
+        accumulators=max(c.nb * c.mt, c.ct),
+        independent_chains=P.chains(places, c.mt, c.nb, hardware),
+        loads_per_fma=P.loads(depthwise, c.ct, pointwise, (c.nb, c.mt), hardware),
+        l1_bytes=tasks * l1,
+        l2_bytes=tasks * l2,
+        l3_bytes=tasks * (data + weights + out + spilled),
+        footprint=footprint,
+        exposed=data / (data + weights + out) if c.pad else 0.0,
+    )
+    return P.Tiling(shape, parts * shares * layer.rows(c.hb) / layer.height, again * shares, again)
+
+
 @lru_cache(maxsize=1024)
 def _configurations(
     layer: P.Depthwise, outputs: int, pad: int, hardware: Hardware
 ) -> tuple[DepthwisePointwiseConfiguration, ...]:
     """The configurations of a pair, best guess first."""
     cores = hardware.cores
-    row_bytes = 4 * layer.lanes * layer.blocks * layer.ow
-    fits = max(1, hardware.l2_bytes // 2 // row_bytes)
     needed = max(1, -(-cores // layer.n))
-    sizes: dict[tuple[int, int], None] = {}
-    for parts in (needed, 2 * needed, 4 * needed, 8 * needed, 16 * needed):
-        hb = P.even(layer.oh, parts)
-        if hb <= fits or hb == 1:
-            sizes[hb, 1] = None
-        if len(sizes) == 3:
-            break
-    sizes[P.even(layer.oh, max(1, -(-layer.oh // fits))), needed] = None
+    buffer = 4 * layer.lanes * layer.blocks * layer.ow  # of a row
+    results = 4 * layer.lanes * outputs * layer.ow
+    # As many rows as stay in L2 while results pass through it; where the weights are few, rows whose buffer is read
+    # from L1.
+    most = [max(1, part // (buffer + results)) for part in (hardware.l2_bytes, hardware.l2_bytes // 2)]
+    few = max(1, hardware.l1_bytes // buffer)
+    weights = 4 * layer.lanes**2 * layer.blocks * outputs
+    limits = [few, *most] if weights <= hardware.l2_bytes // 4 else [*most, few]
+    sizes = {(P.rows_near(layer.oh, limit, needed), 1): None for limit in limits}
+    sizes[P.rows_near(layer.oh, most[0], 1), needed] = None
     found: dict[DepthwisePointwiseConfiguration, None] = {}
     column_tile = P.column_tile(layer, hardware)
     for rank in range(2):
@@ -152,8 +155,8 @@ def _configurations(
             if rank >= len(tiles):
                 continue
             nb, mt = tiles[rank]
-            cob = W.divisor_near(outputs // nb, max(1.0, outputs / nb / shares))
-            tasks = layer.n * -(-layer.oh // hb) * (outputs // nb // cob)
+            cob = ceil(ceil(outputs / nb) / shares)
+            tasks = layer.n * -(-layer.oh // hb) * P.shares(outputs, nb, cob)
             config = DepthwisePointwiseConfiguration(nb, mt, column_tile, hb, cob, pad, int(tasks > 1 and cores > 1))
             found[config] = None
     return tuple(found)[:_OFFERED]

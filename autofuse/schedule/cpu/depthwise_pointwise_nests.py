@@ -22,15 +22,15 @@ class DepthwisePointwiseNests(PairNests):
     def __init__(self, func: Any, pair: Pair, config: DepthwisePointwiseConfiguration) -> None:
         super().__init__(func, pair)
         self.c = config
-        self.tiles = pair.outputs // config.nb
-        divides = pair.outputs % config.nb == 0 and self.tiles % config.cob == 0 and config.hb <= self.layer.oh
-        self.check(divides and (config.pad == 1 or not self.source.computed), f"depthwise_pointwise {config.text}")
+        self.channels = Cut(pair.outputs, config.nb)
+        suits = config.nb <= pair.outputs and config.cob <= self.channels.tiles and config.hb <= self.layer.oh
+        self.check(suits and (config.pad == 1 or not self.source.computed), f"depthwise_pointwise {config.text}")
         self.places = Cut(config.hb * self.layer.ow, config.mt)
 
     def build(self) -> Any:
         """The scheduled function."""
         nest, layer, c, lanes = self.nest, self.layer, self.c, self.lanes
-        parts, shares = -(-layer.oh // c.hb), self.tiles // c.cob
+        parts, shares = -(-layer.oh // c.hb), -(-self.channels.tiles // c.cob)
 
         def task(t: Any) -> Any:
             n = nest.alias("n", tirx.floordiv(t, index(parts * shares)), layer.n)
@@ -156,8 +156,8 @@ class DepthwisePointwiseNests(PairNests):
         nest, layer, c, pair = self.nest, self.layer, self.c, self.pair
         across = index(layer.ow)
 
-        def channels(k: Any) -> Any:
-            block = nest.alias("tile", share * index(c.cob) + k, self.tiles) * index(c.nb)
+        def channels(k: Any, blocks: int) -> Any:
+            block = k * index(c.nb)
 
             def tile(number: Any, count: int) -> Any:
                 start = number * index(c.mt)
@@ -170,11 +170,11 @@ class DepthwisePointwiseNests(PairNests):
                     y, x = row0 + tirx.floordiv(place, across), tirx.floormod(place, across)
                     return self.behind.follow([n, block + index(j), y, x], acc, at)
 
-                return self.product(self.weights[1], block, c.nb, pair.inputs, count, read, done)
+                return self.product(self.weights[1], block, blocks, pair.inputs, count, read, done)
 
             return nest.tiles(index(0), self.places.tiles, self.places, tile)
 
-        return nest.loop("k", c.cob, channels)
+        return nest.tiles(share * index(c.cob), c.cob, self.channels, channels)
 
 
 def padded(places: int, lanes: int) -> int:

@@ -22,14 +22,14 @@ class PointwiseDepthwiseNests(PairNests):
     def __init__(self, func: Any, pair: Pair, config: PointwiseDepthwiseConfiguration) -> None:
         super().__init__(func, pair)
         self.c = config
-        self.tiles = pair.outputs // config.nb
-        divides = pair.outputs % config.nb == 0 and self.tiles % config.cob == 0 and config.hb <= self.layer.oh
-        self.check(divides and (config.pad == 1 or not self.source.computed), f"pointwise_depthwise {config.text}")
+        self.channels = Cut(pair.outputs, config.nb)
+        suits = config.nb <= pair.outputs and config.cob <= self.channels.tiles and config.hb <= self.layer.oh
+        self.check(suits and (config.pad == 1 or not self.source.computed), f"pointwise_depthwise {config.text}")
 
     def build(self) -> Any:
         """The scheduled function."""
         nest, layer, c = self.nest, self.layer, self.c
-        parts, shares = -(-layer.oh // c.hb), self.tiles // c.cob
+        parts, shares = -(-layer.oh // c.hb), -(-self.channels.tiles // c.cob)
 
         def task(t: Any) -> Any:
             n = nest.alias("n", tirx.floordiv(t, index(parts * shares)), layer.n)
@@ -39,20 +39,19 @@ class PointwiseDepthwiseNests(PairNests):
             ring = self.ring(c.nb)
             staged, made = self._staged(n, row0) if c.pad else (None, [])
 
-            def channels(k: Any) -> Any:
-                block = nest.alias("tile", share * index(c.cob) + k, self.tiles) * index(c.nb)
+            def channels(k: Any, blocks: int) -> Any:
+                block = k * index(c.nb)
 
                 def fill(y: Any, slot: Any) -> Any:
-                    return self._expand(n, block, y, slot, ring, staged, row0)
+                    return self._expand(n, block, blocks, y, slot, ring, staged, row0)
 
                 def result(r: Any, place: Callable[[Any], Any]) -> Any:
-                    return nest.loop("b", c.nb, lambda b: self._row(n, block, b, row0 + r, ring, place))
+                    return nest.loop("b", blocks, lambda b: self._row(n, block, b, row0 + r, ring, place))
 
-                return self.stream(ring, c.nb, row0, c.hb, fill, result)
+                return self.stream(ring, blocks, row0, c.hb, fill, result)
 
-            return sequence(
-                made, allocate(ring), self.clear_edges(ring, c.nb), nest.loop("k", c.cob, channels)
-            )  # fmt: skip
+            tiles = nest.tiles(share * index(c.cob), c.cob, self.channels, channels)
+            return sequence(made, allocate(ring), self.clear_edges(ring, c.nb), tiles)
 
         body = nest.parallel("task", layer.n * parts * shares, task, c.parallel)
         return finish(self.program, nest.resolve(sequence(self.before, body)))
@@ -83,8 +82,10 @@ class PointwiseDepthwiseNests(PairNests):
         fill = nest.loop("b", self.pair.inputs, lambda b: nest.loop("g", rows, lambda g: row(b, g)))
         return staged, [allocate(staged), fill]
 
-    def _expand(self, n: Any, block: Any, y: Any, slot: Any, ring: Any, staged: Any, row0: Any) -> Any:
-        """A row of pointwise results of `nb` blocks, with what follows them, into its place in the ring."""
+    def _expand(
+        self, n: Any, block: Any, blocks: int, y: Any, slot: Any, ring: Any, staged: Any, row0: Any
+    ) -> Any:  # fmt: skip
+        """A row of pointwise results of some blocks, with what follows them, into its place in the ring."""
         nest, layer, c = self.nest, self.layer, self.c
         first, last = self.span
         cut = Cut(last - first, c.mt)
@@ -106,7 +107,7 @@ class PointwiseDepthwiseNests(PairNests):
 
                 return self.between.follow([n, block + index(j), y, x], acc, at, hand)
 
-            return self.product(self.weights[0], block, c.nb, self.pair.inputs, count, read, done)
+            return self.product(self.weights[0], block, blocks, self.pair.inputs, count, read, done)
 
         return nest.tiles(index(0), cut.tiles, cut, tile)
 

@@ -8,13 +8,14 @@ out no rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from math import ceil
 
 from autofuse.graph.model import Group, Operator, Tensor
 from autofuse.graph.reasons import Refusal
 from autofuse.schedule.cpu import window as W
-from autofuse.schedule.family import remembered
+from autofuse.schedule.family import KernelShape, remembered
 from autofuse.target import Hardware
 
 # Multiply-adds of depthwise results in one unrolled tile.
@@ -81,6 +82,12 @@ class Pair:
         """Compulsory traffic: every operand and result of the group once."""
         tensors = self.group.graph.tensors
         return sum(tensors[t].bytes for t in (*self.group.inputs, *self.group.outputs))
+
+    @cached_property
+    def work(self) -> tuple[int, int, int]:
+        """Scalar operations of the first convolution's prologue, of both convolutions and what follows them."""
+        before = sum(op.work.flops for op in self.first.prologue)
+        return before, self.first.group.work.flops - before, self.second.group.work.flops
 
 
 def is_depthwise(op: Operator) -> bool:
@@ -151,8 +158,9 @@ def _pair(group: Group, one: W.Window, two: W.Window, lanes: int, depthwise_firs
     padding, strides, dilation = W.pair(attrs, "padding", 0), W.pair(attrs, "strides", 1), W.pair(attrs, "dilation", 1)
     n, blocks, height, width, _ = wide.data.shape
     taps = wide.weight.shape[1:3]
+    oh, ow = wide.out.shape[2:4]
     layer = Depthwise(
-        n, blocks, lanes, height, width, *wide.out.shape[2:4], *taps, padding[0], padding[1], strides, dilation
+        n, blocks, lanes, height, width, oh, ow, taps[0], taps[1], padding[0], padding[1], strides, dilation
     )
     if strides[0] > layer.reach or min(padding) < 0 or layer.left >= layer.columns:
         return Refusal("strides", f"{wide.anchor.name} leaves out rows of its data", (wide.anchor.index,))
@@ -160,30 +168,40 @@ def _pair(group: Group, one: W.Window, two: W.Window, lanes: int, depthwise_firs
 
 
 @dataclass(frozen=True)
-class Phases:
-    """What a kernel executes of both convolutions: multiply-adds of each, and scalar operations over those needed."""
+class Tiling:
+    """What a configuration makes of both convolutions, whatever stands around them.
 
-    depthwise: float
-    pointwise: float
-    recompute: float
+    shape: without other operands and results. before, first, second: how often the first convolution's prologue and the
+    two convolutions, with what follows them, are executed.
+    """
 
-    def loads(self, columns: int, pointwise: float, hardware: Hardware) -> float:
-        """Loads per multiply-add, averaged: a tile of `columns` depthwise results loads data and weights in vectors and
-        keeps few accumulations in flight."""
-        chains = W.chains_needed(hardware)
-        slots = max(1.0 + 1.0 / columns, chains / columns)
-        return (self.depthwise * slots + self.pointwise * max(1.0, pointwise)) / (self.depthwise + self.pointwise)
+    shape: KernelShape
+    before: float
+    first: float
+    second: float
+
+    def around(self, pair: Pair) -> KernelShape:
+        """The kernel shape of a group."""
+        own = (pair.first.data, pair.first.weight, pair.second.weight, pair.second.out)
+        before, first, second = pair.work
+        executed = before * self.before + first * self.first + second * self.second
+        return replace(
+            self.shape,
+            recompute=max(1.0, executed / max(1, before + first + second)),
+            l3_bytes=self.shape.l3_bytes + max(0, pair.memory_bytes - sum(t.bytes for t in own)),
+            memory_bytes=pair.memory_bytes,
+        )
 
 
-def phases(pair: Pair, first: float, second: float, before: float) -> Phases:
-    """How often the two convolutions, with what follows them, and the first one's prologue are executed."""
-    prologue = sum(op.work.flops for op in pair.first.prologue)
-    one, two = pair.first.group.work.flops - prologue, pair.second.group.work.flops
-    executed = one * first + prologue * before + two * second
-    fma = [pair.first.anchor.work.fma * first, pair.second.anchor.work.fma * second]
-    if pair.second.anchor.attrs.get("variant") == "depthwise":
-        fma.reverse()
-    return Phases(fma[0], fma[1], max(1.0, executed / max(1, one + prologue + two)))
+def loads(depthwise: float, columns: int, pointwise: float, tile: tuple[int, int], hardware: Hardware) -> float:
+    """Loads per multiply-add, averaged over the multiply-adds of both convolutions.
+
+    A tile of `columns` depthwise results loads data and weights in vectors and keeps few accumulations in flight; tile:
+    channel blocks × places of the pointwise convolution.
+    """
+    slots = max(1.0 + 1.0 / columns, W.chains_needed(hardware) / columns)
+    nb, mt = tile
+    return (depthwise * slots + pointwise * max(1.0, (nb + mt) / (nb * mt))) / (depthwise + pointwise)
 
 
 def chains(places: int, size: int, blocks: int, hardware: Hardware) -> int:
@@ -204,28 +222,49 @@ def column_tile(layer: Depthwise, hardware: Hardware) -> int:
 
 @lru_cache(maxsize=1024)
 def register_tiles(outputs: int, places: int, hardware: Hardware) -> tuple[tuple[int, int], ...]:
-    """Register tiles (nb, mt) of a pointwise convolution, best first: channel blocks × places."""
+    """Register tiles (nb, mt) of a pointwise convolution, best first: channel blocks × places. Neither need divide."""
     registers = hardware.vector_registers
     most = registers - registers // 4
     others = 1 if hardware.fused else 2
     chains = W.chains_needed(hardware)
 
     def time(nb: int, mt: int) -> float:
-        # Half cycles: a multiply-add or one and a quarter loads each, or their latency; loads cost a little even so.
-        return max(nb * mt, (nb + mt) / 1.25, chains) + 0.2 * nb + 0.1 * mt if mt else 0.0
+        # Half cycles: a multiply-add or one and a quarter loads each, or their latency. Many blocks read many weights,
+        # which may come from L2.
+        return max(nb * mt, (nb + mt) / 1.25, chains) + 0.15 * nb if mt else 0.0
 
     scored = []
-    for nb in W.divisors(outputs):
-        if nb > 6:
-            break
+    # One block at a time meets every broadcast with a single multiply-add and took twice the time; four and more read
+    # weights that L1 does not hold beside the data, unless there are registers for many places.
+    for nb in range(min(2, outputs), min(outputs, 3 if registers <= 16 else 6) + 1):
         for mt in range(1, min(places, most // nb) + 1):
             if nb * mt + nb + others <= registers:
                 full, rest = divmod(places, mt)
-                scored.append(((full * time(nb, mt) + time(nb, rest)) / (nb * places), rest != 0, nb, (nb, mt)))
+                across, left = divmod(outputs, nb)
+                total = across * (full * time(nb, mt) + time(nb, rest))
+                total += full * time(left, mt) + time(left, rest) if left else 0.0
+                # Tiles of 2 × 4, 2 × 5 and 2 × 6 were as fast as each other: what is left over decides.
+                ragged = (rest != 0) + 2 * (left != 0)
+                scored.append((int(20 * total / (outputs * places)), ragged, -nb * mt, nb, (nb, mt)))
     scored.sort()
     return tuple(item[-1] for item in scored)
+
+
+def shares(blocks: int, each: int, tiles: int) -> int:
+    """Tasks that share `blocks` channel blocks, where each has `tiles` tiles of `each` blocks."""
+    return ceil(ceil(blocks / each) / tiles)
 
 
 def even(rows: int, parts: int) -> int:
     """Rows of each of `parts` equal parts that cover `rows`, the last perhaps overlapping the one before it."""
     return -(-rows // max(1, min(parts, rows)))
+
+
+def rows_near(rows: int, most: int, cores: int) -> int:
+    """Rows of a task, at most `most`, such that the core that has most of them has few; the most of equals."""
+
+    def longest(each: int) -> int:
+        parts = -(-rows // each)
+        return -(-parts // cores) * each
+
+    return min(range(1, max(1, min(rows, most)) + 1), key=lambda each: (longest(each), -each))
