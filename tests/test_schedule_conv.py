@@ -313,3 +313,13 @@ def test_families_are_registered_by_name() -> None:
         assert family(one.name) is one
     with pytest.raises(KeyError, match="no-such"):
         family("no-such")
+
+
+def test_rows_that_more_than_the_pooling_reads_are_not_fused() -> None:
+    """The convolution's rows stay in a buffer: nothing behind the pooling may read them again."""
+    sketch = Sketch()
+    data, values = start(sketch, (1, 16, 8, 8), "")
+    made = sketch.conv2d(data, values, 16, (3, 3), padding=(1, 1, 1, 1))
+    pooled = sketch.pool(made, "max", (3, 3), padding=(1, 1, 1, 1))
+    refusal = ConvPoolFamily().match(sketch.finish(sketch.add(pooled, made)).group, HARDWARE)
+    assert refusal is not None and refusal.rule == "output"
