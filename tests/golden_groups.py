@@ -106,6 +106,11 @@ def paired(depthwise_first: bool) -> Callable[[Sketch], Value]:
     return build
 
 
+def depthwise_by_rows(sketch: Sketch) -> Value:
+    data, plain = image(sketch, 16, 30)
+    return sketch.relu(sketch.depthwise(data, plain, (3, 3), padding=(1, 1, 1, 1)))
+
+
 def pooling(kind: str) -> Callable[[Sketch], Value]:
     def build(sketch: Sketch) -> Value:
         data, _ = image(sketch, 16, 13)
@@ -179,7 +184,7 @@ GROUPS: Mapping[str, Mapping[str, Callable[[], Made]]] = {
         "1x1 stride 2 relu add relu": sketched(residual),
     },
     "winograd": {"3x3 relu": sketched(lambda s: convolution(s, kernel=(3, 3), padding=(1, 1, 1, 1)))},
-    "depthwise": {"3x3 stride 2 sigmoid": sketched(depthwise)},
+    "depthwise": {"3x3 stride 2 sigmoid": sketched(depthwise), "3x3 by rows": sketched(depthwise_by_rows)},
     "depthwise_pointwise": {"3x3 stride 2 relu, 1x1 relu": sketched(paired(True))},
     "pointwise_depthwise": {"1x1 relu, 3x3 stride 2 sigmoid": sketched(paired(False))},
     "grouped": {"groups of 4, relu": sketched(grouped_layer), "groups of 12": sketched(grouped_ranges)},

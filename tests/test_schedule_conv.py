@@ -197,6 +197,40 @@ def test_depthwise_is_right_on_any_shape(
     run_some(sketch.finish(*epilogue(sketch, result, after)), DepthwiseFamily(), pick)
 
 
+@pytest.mark.parametrize(("n", "stride", "prologue"), [(1, 1, ""), (2, 2, "relu"), (1, 2, "sigmoid")])
+def test_large_planes_are_shared_by_rows(n: int, stride: int, prologue: str) -> None:
+    """The first choice gives each thread the rows that a convolution by rows left it; any other one is right too."""
+    sketch = Sketch()
+    data, values = start(sketch, (n, 16, 38, 32), prologue)
+    result = sketch.depthwise(data, values, (3, 3), strides=(stride, stride), padding=(1, 1, 1, 1))
+    case = sketch.finish(sketch.relu(result))
+    offered = DepthwiseFamily().configs(case.group, HARDWARE)
+    parallel = [c for c in offered if c.parallel]
+    assert parallel[0].rows and not all(c.rows for c in parallel)
+    shapes = {c.rows: DepthwiseFamily().shape(case.group, c, HARDWARE).l3_bytes for c in reversed(parallel)}
+    assert shapes[1] < shapes[0]
+    case.check(DepthwiseFamily(), [c for c in parallel if c.rows])
+
+
+def test_small_planes_are_not_shared() -> None:
+    """A thread's rows and the next one's would lie in the same pages."""
+    for size in (7, 14):
+        sketch = Sketch()
+        data, values = start(sketch, (1, 64, size, size), "")
+        case = sketch.finish(sketch.depthwise(data, values, (3, 3), padding=(1, 1, 1, 1)))
+        assert not any(c.rows for c in DepthwiseFamily().configs(case.group, HARDWARE))
+
+
+def test_rows_of_a_convolution_keep_all_cores_busy() -> None:
+    """28 rows in four tasks of seven or fourteen of two, not seven of four."""
+    for rows in (14, 28, 56):
+        sketch = Sketch()
+        data, values = start(sketch, (1, 64, rows, 28), "")
+        group = sketch.finish(sketch.conv2d(data, values, 64, (1, 1))).group
+        tasks = [Conv2dFamily().shape(group, c, HARDWARE).tasks for c in Conv2dFamily().configs(group, HARDWARE)]
+        assert tasks[0] % HARDWARE.cores == 0 and tasks[0] > 1
+
+
 @FEW
 @given(
     n=st.sampled_from([1, 2]), channels=st.sampled_from([3, 8, 17]), h=extents, w=wide, blocked=st.booleans(),

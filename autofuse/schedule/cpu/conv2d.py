@@ -169,12 +169,13 @@ def _tasks(
     if serial:
         add(channel_tiles, row_tiles, 1, parallel=0)
     # Rows in parallel, all output channels inside: the padding is computed where it is used, weights stream from L2.
-    rows = W.divisor_near(row_tiles, max(1.0, row_tiles / max(1.0, 4.0 * cores / e.n)))
+    rows = _even(row_tiles, max(1.0, row_tiles / max(1.0, 4.0 * cores / e.n)), e.n, cores)
     by_rows = (channel_tiles, rows, 1)
     # Channels in parallel, all rows inside: weights are read once, the padding is computed before.
-    tiles = W.divisor_near(channel_tiles, max(1.0, channel_tiles / max(1.0, 4.0 * cores / e.n)))
+    tiles = _even(channel_tiles, max(1.0, channel_tiles / max(1.0, 4.0 * cores / e.n)), e.n, cores)
     by_channels = (tiles, row_tiles, 2)
-    first, second = (by_rows, by_channels) if weight_bytes <= 600 << 10 else (by_channels, by_rows)
+    small = weight_bytes <= 600 << 10 and W.shares_rows(e.oh * e.ow * e.ob, cores)
+    first, second = (by_rows, by_channels) if small else (by_channels, by_rows)
     for chunk in chunks:
         add(*first, chunk)
         add(*second, chunk)
@@ -186,6 +187,16 @@ def _tasks(
     if not serial and work < 4_000_000:
         add(channel_tiles, row_tiles, 1, parallel=0)
     return made
+
+
+def _even(extent: int, wanted: float, times: int, cores: int) -> int:
+    """The divisor of `extent` near `wanted` that leaves no core idle at the end: `times` × extent / divisor tasks."""
+
+    def idle(divisor: int) -> float:
+        tasks = times * (extent // divisor)
+        return -(-tasks // cores) * cores / tasks
+
+    return min(W.divisors(extent), key=lambda d: (max(1.1, idle(d)), max(d / wanted, wanted / d), d))
 
 
 def _apply(func: PrimFunc, c: Conv2dConfiguration) -> PrimFunc:

@@ -21,7 +21,7 @@ class DepthwiseFamily(ScheduleFamily):
     """Depthwise convolution on blocked layouts: taps unrolled, several columns in registers."""
 
     name: ClassVar[str] = "depthwise"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     configuration: ClassVar[type[Configuration]] = PlaneConfiguration
     most_anchors: ClassVar[int] = 1
 

@@ -24,12 +24,14 @@ class PlaneConfiguration(Configuration):
     """`mt` columns (vectors of columns when channels are not blocked) in registers, `hb` rows a task.
 
     pad: 0 inlined (the edges become loops of their own), 1 computed by each task, 2 computed by a loop before.
-    parallel: 0 runs on the calling thread.
+    rows: 0 plane after plane, 1 the first rows of all planes first, so that a thread finds the rows that it wrote in a
+    convolution by rows in its own cache. parallel: 0 runs on the calling thread.
     """
 
     mt: int
     hb: int
     pad: int
+    rows: int
     parallel: int
 
 
@@ -86,13 +88,20 @@ def configs(window: W.Window, p: Plane, hardware: Hardware) -> list[PlaneConfigu
     if serial:
         for mt in tiles:
             for pad in pads:
-                found[PlaneConfiguration(mt, p.oh, pad, 0)] = None
-    for hb in rows[:2]:
+                found[PlaneConfiguration(mt, p.oh, pad, 0, 0)] = None
+    share = W.divisor_near(p.oh, max(1.0, p.oh / hardware.cores))
+    by_rows = [(share, 1)] if share < p.oh and _by_rows(p, hardware) else []
+    for hb, order in (*by_rows, *((hb, 0) for hb in rows[:2])):
         for mt in tiles:
             for pad in pads:
                 tasks = p.planes * (p.oh // hb)
-                found[PlaneConfiguration(mt, hb, pad, int(tasks > 1))] = None
+                found[PlaneConfiguration(mt, hb, pad, order, int(tasks > 1))] = None
     return list(found)[:12]
+
+
+def _by_rows(p: Plane, hardware: Hardware) -> bool:
+    """Whether the data were probably written by rows, and the results' rows may be shared too."""
+    return W.shares_rows(min(p.height * p.width, p.oh * p.ow) * p.lanes, hardware.cores)
 
 
 def shape(window: W.Window, p: Plane, c: PlaneConfiguration, hardware: Hardware) -> KernelShape:
@@ -111,6 +120,8 @@ def shape(window: W.Window, p: Plane, c: PlaneConfiguration, hardware: Hardware)
     l1 = tasks * (taps * task_out + task_out + (2 * task_data if c.pad else 0))
     spill = task_data > hardware.l1_bytes // 2
     l2 = tasks * (task_data * (passes if spill else 1) + task_out)
+    # By planes, half of what was written by rows comes from another core's cache, which takes about half as long again.
+    crossing = 0 if c.rows or not c.parallel or not _by_rows(p, hardware) else window.data.bytes // 4
     memory = window.memory_bytes
     extra = max(0, memory - window.data.bytes - window.out.bytes)
     again = tasks * task_data / max(1, window.data.bytes)
@@ -126,7 +137,7 @@ def shape(window: W.Window, p: Plane, c: PlaneConfiguration, hardware: Hardware)
         loads_per_fma=1.0 + 1.0 / c.mt,
         l1_bytes=l1,
         l2_bytes=l2,
-        l3_bytes=tasks * (task_data + task_out) + extra,
+        l3_bytes=tasks * (task_data + task_out) + extra + crossing,
         memory_bytes=memory,
         footprint=task_data * (2 if c.pad else 1) + task_out,
         loops=2 if c.pad == 2 else 1,
@@ -156,10 +167,11 @@ def apply(func: PrimFunc, role: str, c: PlaneConfiguration, hardware: Hardware) 
         width = min(hardware.lanes, B.extent(sch, x))
         ragged = B.extent(sch, x) % (c.mt * width) != 0
         x_tile, x_in, lane = sch.split(x, [None, c.mt, width])
-    sch.reorder(n, channel, h_task, h_in, x_tile, kh, kw, x_in, lane)
+    outer = (n, h_task, channel) if c.rows else (n, channel, h_task)
+    sch.reorder(*outer, h_in, x_tile, kh, kw, x_in, lane)
     if ragged or (c.pad == 0 and stage is None):
         sch.annotate(x_tile, "pragma_loop_partition_hint", 1)
-    task = sch.fuse(n, channel, h_task)
+    task = sch.fuse(*outer)
     if c.parallel:
         sch.parallel(task)
     if stage is not None:

@@ -23,7 +23,7 @@ class PoolFamily(ScheduleFamily):
     """Pooling over a window of rows and columns."""
 
     name: ClassVar[str] = "pool"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     configuration: ClassVar[type[Configuration]] = PlaneConfiguration
     most_anchors: ClassVar[int] = 1
 
