@@ -201,7 +201,7 @@ def test_depthwise_is_right_on_any_shape(
 def test_large_planes_are_shared_by_rows(n: int, stride: int, prologue: str) -> None:
     """The first choice gives each thread the rows that a convolution by rows left it; any other one is right too."""
     sketch = Sketch()
-    data, values = start(sketch, (n, 16, 38, 32), prologue)
+    data, values = start(sketch, (n, 16, 38 * stride, 32 * stride), prologue)
     result = sketch.depthwise(data, values, (3, 3), strides=(stride, stride), padding=(1, 1, 1, 1))
     case = sketch.finish(sketch.relu(result))
     offered = DepthwiseFamily().configs(case.group, HARDWARE)
