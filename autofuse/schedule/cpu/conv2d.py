@@ -174,8 +174,8 @@ def _tasks(
     # Channels in parallel, all rows inside: weights are read once, the padding is computed before.
     tiles = _even(channel_tiles, max(1.0, channel_tiles / max(1.0, 4.0 * cores / e.n)), e.n, cores)
     by_channels = (tiles, row_tiles, 2)
-    small = weight_bytes <= 600 << 10 and W.shares_rows(e.oh * e.ow * e.ob, cores)
-    first, second = (by_rows, by_channels) if small else (by_channels, by_rows)
+    apart = staged or channel_tiles // tiles < cores or W.shares_rows(e.oh * e.ow * e.ob, cores)
+    first, second = (by_rows, by_channels) if weight_bytes <= 600 << 10 and apart else (by_channels, by_rows)
     for chunk in chunks:
         add(*first, chunk)
         add(*second, chunk)
