@@ -378,7 +378,7 @@ def page(raws: Sequence[Raw]) -> str:
         " `none` leaves every operator alone, `interval` is a DP over intervals of one order; all have the schedules"
         " and the costs of `dp`. `tvm-greedy` is TVM's default pipeline. Weights are random, so are inputs. Compile"
         " times are those of a process that compiled a tiny model before, from the model's name to the saved file;"
-        " under dp and greedy the median of several compiles.",
+        " under dp and greedy the median where there were several compiles.",
         "## Batch 1",
         "### Latency",
         latency_table(single),

@@ -116,3 +116,20 @@ def test_an_operator_whose_result_is_an_output_is_unlike_its_counterparts() -> N
     whole = [f.group for f in found[0] if f.whole and 20 in f.group.members]
     assert whole
     assert all(result in group.outputs for group in whole)
+
+
+@pytest.mark.parametrize(
+    ("straight", "used", "same", "other"),
+    [
+        (10, 30, (48, 31, 100), (30, 20)),  # neither part ran out, nor would with these
+        (10, 48, (48,), (47, 49, 100)),  # the budget ran out: more would have been looked at
+        (24, 40, (48,), (47, 60, 100)),  # its first half did, straight on
+        (20, 30, (48, 42, 100), (41, 40)),  # half of what is there is too little to go straight on as far
+    ],
+)
+def test_what_was_looked_at_serves_another_budget_only_where_neither_would_run_out(
+    straight: int, used: int, same: tuple[int, ...], other: tuple[int, ...]
+) -> None:
+    looked = Looked(0, 0, 0, 0, [], budget=48, straight=straight, used=used, cut=used == 48)
+    assert [looked.fits(budget) for budget in same] == [True] * len(same)
+    assert [looked.fits(budget) for budget in other] == [False] * len(other)
