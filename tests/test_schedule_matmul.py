@@ -150,6 +150,18 @@ def test_heads_are_merged_as_they_are_read() -> None:
     case.check(MATMUL, answer, some(case))
 
 
+def test_places_of_elements_are_computed_before_a_product_with_many_columns() -> None:
+    def build(emit: Any, x: Any) -> Any:
+        merged = emit(R.reshape(emit(R.permute_dims(x, [0, 2, 1, 3])), (5, 96)))
+        return R.matmul(merged, relax.const(wide))
+
+    wide = weights(96, 400)
+    case = LoweredGroup(build, [(1, 12, 5, 8)])
+    before = [c for c in MATMUL.configs(case.group, HARDWARE) if c.stage == 2]
+    assert before[0].parallel
+    case.check(MATMUL, case.arrays[0].transpose(0, 2, 1, 3).reshape(5, 96) @ wide, before)
+
+
 def test_a_dear_operand_is_staged() -> None:
     def build(emit: Any, x: Any) -> Any:
         return R.matmul(emit(R.multiply(x, emit(R.tanh(emit(R.exp(x)))))), relax.const(W))

@@ -174,6 +174,8 @@ def _tasks(p: Product, mt: int, jt: int, hardware: Hardware) -> list[MatmulConfi
     if not p.packed and p.batch < hardware.cores:
         packs = [0, 2, 1] if direct else [2, 1]
     stages = [1, 2] if computed and _work_before(p) else [0, 1] if computed else [0]
+    if stages == [0, 1] and _moved(p):
+        stages = [2, 0] if columns > 4 else [0, 2]  # places are computed once, or for few tiles of columns
     serial = flops < _SERIAL_FLOPS
     if serial:
         add(rows, columns, 0, 1 if packs[0] == 2 else packs[0], 1 if stages[0] else 0, 0)
@@ -196,6 +198,11 @@ def _tasks(p: Product, mt: int, jt: int, hardware: Hardware) -> list[MatmulConfi
 def _work_before(p: Product) -> bool:
     """Whether computing an element of the left-hand side again for every tile of columns would cost."""
     return any(op.work.special or op.work.divide or op.work.flops for op in p.left)
+
+
+def _moved(p: Product) -> bool:
+    """Whether each element of the left-hand side has a place of its own, which is computed wherever it is read."""
+    return p.packed and any(op.mapping is MappingType.SHUFFLE for op in p.left)
 
 
 def _shape(p: Product, c: MatmulConfiguration, hardware: Hardware) -> KernelShape:
@@ -238,7 +245,7 @@ def _shape(p: Product, c: MatmulConfiguration, hardware: Hardware) -> KernelShap
     # Packing turns a transposed operand an element at a time; where heads are merged before the product, an element's
     # place is computed for each, in every tile of columns unless it is staged.
     moved = packed if p.transposed else 0
-    if p.packed and any(op.mapping is MappingType.SHUFFLE for op in p.left):
+    if _moved(p):
         moved += p.rows * p.depth * (columns if c.stage == 0 else column_tasks if c.stage == 1 else 1)
     staging = 8 * p.batch * p.depth * p.rows * (column_tasks if c.stage == 1 else 1) if c.stage else 0
     near_traffic = l2 + out + packing + staging
