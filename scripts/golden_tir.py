@@ -1,4 +1,7 @@
-"""Writes the digests of scheduled code that tests/test_golden_tir.py compares with: `golden_tir.py [FAMILY...]`.
+"""Writes the digests of code that tests compare with: `golden_tir.py [FAMILY...]`, `golden_tir.py --code`.
+
+The first are those of scheduled code, for tests/test_golden_tir.py; `--code` writes those of what reaches LLVM, for
+tests/test_golden_code.py, under the same rule with the version of the code generation (`codegen/version.py`).
 
 A digest may change only with its family's version. A family whose code has changed under an unchanged version is
 refused: raise `version` in its class first, so that records of the old code are no longer used.
@@ -40,24 +43,33 @@ def write(path: Path, content: dict[str, Any]) -> None:
 
 def main() -> int:
     """1 if any family was refused; the others are written all the same."""
+    import golden_code
     import golden_groups
 
+    from autofuse.codegen.version import CODEGEN_VERSION
     from autofuse.schedule.registry import family
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", choices=[*golden_groups.GROUPS, []], metavar="FAMILY")
-    content = golden_groups.kept() if golden_groups.FILE.exists() else {}
+    parser.add_argument("--code", action="store_true", help="what the code generation makes, instead of schedules")
+    options = parser.parse_args()
+    kept = golden_code if options.code else golden_groups
+    content = kept.kept() if kept.FILE.exists() else {}
     refused = 0
-    for name in parser.parse_args().families or golden_groups.GROUPS:
+    for name in [golden_code.NAME] if options.code else options.families or golden_groups.GROUPS:
         try:
-            after = updated(content, name, family(name).version, golden_groups.digests(name))
+            if options.code:
+                version, digests = CODEGEN_VERSION, golden_code.digests()
+            else:
+                version, digests = family(name).version, golden_groups.digests(name)
+            after = updated(content, name, version, digests)
         except (AssertionError, KeyError, ValueError) as error:
             print(f"refused: {error.args[0]}", file=sys.stderr)
             refused += 1
             continue
-        print(f"{name} {family(name).version}: {'unchanged' if after == content else 'written'}")
+        print(f"{name} {version}: {'unchanged' if after == content else 'written'}")
         content = after
-    write(golden_groups.FILE, content)
+    write(kept.FILE, content)
     return 1 if refused else 0
 
 

@@ -282,10 +282,11 @@ class TestRecord:
         assert record().normalise_cold(2e-4) == record().normalise(2e-4) == pytest.approx(1e-3)
         assert failure().cold_latency is None and failure().normalise_cold(2.0) is None
 
-    def test_digests_from_before_there_were_cold_samples_stand(self) -> None:
-        """Of the records in tests/stores/version_1.sql; cold samples make another record."""
-        assert record().digest == "245714c8fdb45268db7e1f4a5583927a"
-        assert failure(2, config="a=2").digest == "77fb0427c285ed3d1f469383b91554a8"
+    def test_digests_from_before_there_were_cold_samples_and_code_generations_stand(self) -> None:
+        """Of the records in tests/stores/version_1.sql; cold samples, or what made the code, make another record."""
+        assert record(codegen_version=0).digest == "245714c8fdb45268db7e1f4a5583927a"
+        assert failure(2, config="a=2", codegen_version=0).digest == "77fb0427c285ed3d1f469383b91554a8"
+        assert len({record(codegen_version=version).digest for version in (0, 1, 2)}) == 3
         assert len({record().digest, cold().digest, cold(times=4.0).digest}) == 3
         assert replace(cold(), cold_reference_samples={}).digest not in (record().digest, cold().digest)
 

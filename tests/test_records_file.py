@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from records_samples import cold, fill, record
 
+from autofuse.codegen.version import CODEGEN_VERSION
 from autofuse.errors import RecordError
 from autofuse.records import Measured, SqliteStore, migrations, sqlite
 from autofuse.records.schema import SCHEMA_VERSION
@@ -310,17 +311,20 @@ class TestMigrations:
             assert [(r.config, r.status, r.layouts) for r in s.records()] == [
                 ("a=1", "ok", ""), ("a=1", "ok", ""), ("a=2", "crashed", ""), ("a=3", "ok", "NCHW8c->"),
             ]  # fmt: skip
-            assert next(s.records()) == record() and s.models("w1") == ("resnet50",)
+            made_by = {"codegen_version": CODEGEN_VERSION if version > 3 else 0}
+            assert next(s.records()) == record(**made_by) and s.models("w1") == ("resnet50",)
             assert s.baseline("hw1") == {"arithmetic": 2e-4} and s.form("w1", "NCHW8c->") is not None
             *_, last = s.records()
             assert last == (cold if version > 1 else record)(
-                3, config="a=3", layouts="NCHW8c->", tir_digest="0123456789abcdef"
+                3, config="a=3", layouts="NCHW8c->", tir_digest="0123456789abcdef", **made_by
             )
+            assert (s.find(record().identity) is None) == (version <= 3)
             assert s.lookup([last.identity])[0] == Measured(
                 "ok", last.latency, last.normalised, last.cold_latency or last.latency, last.cold_normalised
             )
             assert not [problem for problem in verify(s) if problem.startswith("record ")]
-            assert s.add(record(50))
+            assert s.add(record(50)) and len(s.lookup([record().identity, last.identity])) == 2
+            assert not s.rows("PRAGMA foreign_key_check")
         SqliteStore(tmp_path / "fresh.db").close()
         assert schema(tmp_path / "old.db") == schema(tmp_path / "fresh.db")
 

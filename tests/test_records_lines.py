@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from records_samples import cold, failure, fill, group, record
 
+from autofuse.codegen.version import CODEGEN_VERSION
 from autofuse.errors import RecordError
 from autofuse.records import Form, MemoryStore, Record, RecordStore, SqliteStore, Workload
 from autofuse.records.groups import group_to_text
-from autofuse.records.record import COLD_FIELDS
+from autofuse.records.record import CODEGEN_FIELDS, COLD_FIELDS
 from autofuse.records.schema import SCHEMA_VERSION
 
 
@@ -47,12 +48,12 @@ class TestEveryStore:
     def test_a_file_of_schema_1_is_read_and_its_records_are_the_same_ones(
         self, store: RecordStore, tmp_path: Path
     ) -> None:
-        store.add(record())
-        store.add(failure(1, config="a=2"))
+        store.add(record(codegen_version=0))
+        store.add(failure(1, config="a=2", codegen_version=0))
         store.export_lines(tmp_path / "new.jsonl")
         lines = [json.loads(line) for line in (tmp_path / "new.jsonl").read_text().splitlines()]
         for value in lines:
-            for name in COLD_FIELDS:
+            for name in (*COLD_FIELDS, *CODEGEN_FIELDS):
                 value.pop(name, None)
         lines[0]["schema"] = 1
         old = tmp_path / "old.jsonl"
@@ -60,12 +61,38 @@ class TestEveryStore:
         other = MemoryStore()
         assert other.import_lines(old) == 2 and store.import_lines(old) == 0
         assert list(other.records()) == list(store.records())
-        for schema, first in ((1, (tmp_path / "new.jsonl")), (2, old)):  # the fields of the other version
+        for schema, first, odd in (  # the fields of the other version
+            (1, tmp_path / "new.jsonl", "codegen_version, cold_reference_samples, cold_samples"),
+            (2, tmp_path / "new.jsonl", "codegen_version"),
+            (3, old, "cold_reference_samples, cold_samples"),
+            (SCHEMA_VERSION, old, "codegen_version, cold_reference_samples, cold_samples"),
+        ):
             lines = first.read_text().splitlines()
             bad = tmp_path / "bad.jsonl"
             bad.write_text("\n".join([f'{{"schema":{schema},"type":"autofuse-records"}}', *lines[1:]]) + "\n")
-            with pytest.raises(RecordError, match=r"missing or unknown fields: cold_reference_samples, cold_samples"):
+            with pytest.raises(RecordError, match=f"missing or unknown fields: {odd};"):
                 other.import_lines(bad)
+
+    @pytest.mark.parametrize("schema", [2, 3])
+    def test_records_of_schemas_2_and_3_were_made_by_a_code_generation_that_is_not_known(
+        self, store: RecordStore, tmp_path: Path, schema: int
+    ) -> None:
+        store.add(cold())
+        store.export_lines(tmp_path / "new.jsonl")
+        lines = [json.loads(line) for line in (tmp_path / "new.jsonl").read_text().splitlines()]
+        lines[0]["schema"] = schema
+        assert lines[-1].pop("codegen_version") == CODEGEN_VERSION
+        old = tmp_path / "old.jsonl"
+        old.write_text("".join(json.dumps(value) + "\n" for value in lines))
+        other = MemoryStore()
+        assert other.import_lines(old) == 1
+        assert list(other.records()) == [cold(codegen_version=0)]
+        assert other.lookup([cold().identity]) == [None]
+        lines[0]["schema"] = 4
+        lines[-1]["codegen_version"] = -1
+        old.write_text("".join(json.dumps(value) + "\n" for value in lines))
+        with pytest.raises(RecordError, match=r"codegen_version -1 is no version"):
+            other.import_lines(old)
 
     def test_what_is_kept_for_evaluation_says_so_in_the_first_line(self, store: RecordStore, tmp_path: Path) -> None:
         store.keep_for_evaluation()

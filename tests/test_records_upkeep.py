@@ -14,6 +14,7 @@ from plain_groups import PlainFamily, Scale, chain
 from records_samples import HERE, cold, failure, fill, record, stamp
 
 from autofuse.cli import main
+from autofuse.codegen.version import CODEGEN_VERSION
 from autofuse.graph.keys import canonical_text, workload_key
 from autofuse.graph.model import Group
 from autofuse.graph.reasons import Refusal
@@ -96,22 +97,23 @@ class TestPrune:
         old, gone = record(0, family_version=1), record(1, family="gone")
         first, second, newest = (cold(s, family_version=2) for s in (2, 3, 4))
         failed = failure(5, config="a=2", family_version=2)
-        everything = [old, gone, first, second, newest, failed]
+        unknown = cold(6, family_version=2, codegen_version=0)
+        everything = [old, gone, unknown, first, second, newest, failed]
         for r in everything:
             store.add(r)
         versions = {"conv": 2, "pool": 1}
         for options, expected in (
-            ((versions, False, False), {old.digest: "old", gone.digest: "old"}),
+            ((versions, False, False), dict.fromkeys((old.digest, gone.digest, unknown.digest), "old")),
             ((None, True, False), {first.digest: "superseded", second.digest: "superseded"}),
             ((None, False, True), {failed.digest: "failed"}),
             ((None, False, False), {}),
         ):
             assert choose(store, *options).digests == expected
         chosen = choose(store, versions, True, True)
-        assert chosen.reasons == {"old": 2, "superseded": 2, "failed": 1}
-        assert chosen.families == {"conv 1": 1, "conv 2": 3, "gone 1": 1}
+        assert chosen.reasons == {"old": 3, "superseded": 2, "failed": 1}
+        assert chosen.families == {"conv 1": 1, "conv 2": 4, "gone 1": 1}
         assert len(list(store.records())) == len(everything)  # choosing changes nothing
-        assert prune(store, chosen) == 5
+        assert prune(store, chosen) == 6
         assert list(store.records()) == [newest]
         assert store.find(newest.identity) == newest and store.find(old.identity) is None
         assert prune(store, chosen) == 0
@@ -274,6 +276,8 @@ class TestRevalidate:
         one(10, 1, 1, hardware="hw2")
         one(11, 1, 1, family="gone")
         store.add(record(12, workload=KEY, config="other=1", tir_digest="1" * 16))
+        for made_by in (0, CODEGEN_VERSION + 1):  # machine code of equal scheduled code
+            one(13 + made_by, 1, 1, family_version=2, codegen_version=made_by)
         return store
 
     def test_keeps_identical_code_and_reports_the_rest(self, filled: RecordStore) -> None:
@@ -281,7 +285,9 @@ class TestRevalidate:
         found = self.run(filled)
         assert (found.same, found.restamped, found.unknown, found.unseen) == (3, 2, 1, 2)
         reasons = {c.record.created: c.reason for c in found.changed}
-        assert {stamp(s) for s in (2, 4, 6, 7, 11, 12)} == set(reasons)
+        generations = (13, 14 + CODEGEN_VERSION)
+        assert {stamp(s) for s in (2, 4, 6, 7, 11, 12, *generations)} == set(reasons)
+        assert all("code generation" in reasons[stamp(s)] for s in generations)
         assert "its code is 0000000000000002 now" in reasons[stamp(2)]
         assert "cannot be scheduled" in reasons[stamp(6)] and "\n" not in reasons[stamp(6)]
         assert "does not take" in reasons[stamp(7)] and "no more" in reasons[stamp(11)]
@@ -309,7 +315,7 @@ class TestRevalidate:
 
     def test_report_is_plain_json(self, filled: RecordStore) -> None:
         report = json.loads(json.dumps(self.run(filled).as_dict()))
-        assert report["changed"] == len(report["records"]) == 6 and report["unversioned"] == 1
+        assert report["changed"] == len(report["records"]) == 8 and report["unversioned"] == 1
 
 
 def call(*arguments: object) -> int:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from autofuse.codegen.version import CODEGEN_VERSION
 from autofuse.cost.features import FEATURES, extract, feature_names
 from autofuse.cost.model import Candidate
 from autofuse.errors import RecordError
@@ -188,6 +189,8 @@ def _candidate(
         return "family unknown"
     if family.version != record.family_version:
         return "other version of the family"
+    if record.codegen_version != CODEGEN_VERSION:
+        return "other version of the code generation"
     try:
         config = family.configuration.parse(record.config)
     except ValueError:

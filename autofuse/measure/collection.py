@@ -410,6 +410,7 @@ class _Collection:
             built.tir_digest,
             cold_samples=result.cold_samples if result else (),
             cold_reference_samples=result.cold_reference_samples if result else {},
+            codegen_version=identity.codegen_version,
         )
         self.store.add(record)
         s = self.stats

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
+from autofuse.codegen.version import CODEGEN_VERSION
 from autofuse.cost.model import Candidate
 from autofuse.graph.keys import canonical_layouts
 from autofuse.graph.model import Group
@@ -35,7 +36,7 @@ def _layouts_text(group: Group) -> str:
 
 
 def identity_of(candidate: Candidate, key: str, hardware: str) -> Identity:
-    """What a record of `candidate` on the hardware with this digest is about; `key` is its workload key."""
+    """What a record of `candidate`, made now on the hardware with this digest, is about; `key` is its workload key."""
     return Identity(
         key,
         hardware,
@@ -43,6 +44,7 @@ def identity_of(candidate: Candidate, key: str, hardware: str) -> Identity:
         candidate.family.version,
         candidate.config.text,
         layouts_text(candidate.group),
+        CODEGEN_VERSION,
     )
 
 

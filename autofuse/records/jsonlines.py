@@ -1,9 +1,9 @@
 """Records as JSON lines: takes a store and writes a file, or a file and gives a MemoryStore.
 
-The first line is {"type": "autofuse-records", "schema": 3}, with "evaluation_only": true where nothing may be learned
+The first line is {"type": "autofuse-records", "schema": 4}, with "evaluation_only": true where nothing may be learned
 from the records; then hardware, workloads (with their models), forms and records, one object a line, sorted, so that
 two exports of the same content are the same bytes and files diff well. Files of schema 1, whose records have no cold
-samples, and of schema 2, which has the same lines as 3, are read as well.
+samples, and of schemas 2 and 3, whose records do not say what version of the code generation made them, are read too.
 Nothing in a file is ever executed: every line is checked against the fields and types listed here.
 """
 
@@ -20,6 +20,7 @@ from autofuse.errors import RecordError
 from autofuse.records.groups import group_from_text
 from autofuse.records.memory import MemoryStore
 from autofuse.records.record import (
+    CODEGEN_FIELDS,
     COLD_FIELDS,
     REFERENCES,
     Form,
@@ -58,10 +59,15 @@ _FIELDS: Mapping[str, Mapping[str, type]] = {
         "created": str,
         "cold_samples": list,
         "cold_reference_samples": dict,
+        "codegen_version": int,
     },
 }
 # Schema → fields of records that it did not have yet.
-_LATER: Mapping[int, Sequence[str]] = {1: COLD_FIELDS}
+_LATER: Mapping[int, Sequence[str]] = {
+    1: (*COLD_FIELDS, *CODEGEN_FIELDS),
+    2: CODEGEN_FIELDS,
+    3: CODEGEN_FIELDS,
+}
 _LARGEST = 2**31 - 1
 _LONGEST = 1e9  # seconds
 _CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
@@ -173,6 +179,9 @@ def _take(store: MemoryStore, value: object, schema: int) -> None:
     else:
         if not 0 < value["family_version"] <= _LARGEST:
             raise ValueError(f"record.family_version {value['family_version']} is no version")
+        value.setdefault("codegen_version", 0)
+        if not 0 <= value["codegen_version"] <= _LARGEST:
+            raise ValueError(f"record.codegen_version {value['codegen_version']} is no version")
         if not _CREATED.fullmatch(value["created"]):
             raise ValueError(f"record.created {value['created']!r} is no UTC time")
         for prefix in ("", "cold_"):

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from autofuse.codegen.version import CODEGEN_VERSION
 from autofuse.errors import RecordError
 from autofuse.records.record import REFERENCES, Form, Identity, Measured, Record, RecordedHardware, StoreStats, Workload
 from autofuse.records.store import HOLDS_OTHERS, RecordStore, order
@@ -77,7 +78,11 @@ class MemoryStore(RecordStore):
             for identity, record in self._newest.items()
             if (identity.workload, identity.hardware) == (workload, hardware)
             and record.ok
-            and (versions is None or versions.get(identity.family) == identity.family_version)
+            and (
+                versions is None
+                or (versions.get(identity.family), CODEGEN_VERSION)
+                == (identity.family_version, identity.codegen_version)
+            )
         ]
         return min(fitting, key=lambda r: (r.normalised or 0.0, order(r)), default=None)
 

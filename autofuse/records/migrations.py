@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from autofuse.errors import RecordError
 from autofuse.records.record import REFERENCES, quiet
-from autofuse.records.schema import APPLICATION, SCHEMA_VERSION, VERSION_1, VERSION_2
+from autofuse.records.schema import APPLICATION, SCHEMA_VERSION, VERSION_1, VERSION_2, VERSION_4
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
@@ -55,6 +55,11 @@ def _take_least_times(db: Database) -> None:
         set_usual_times(db, digest)
 
 
+def _add_code_generation(db: Database) -> None:
+    for statement in VERSION_4:
+        db.execute(statement)
+
+
 def _least(times: list[float] | None) -> float | None:
     return quiet(times) if times else None
 
@@ -71,7 +76,12 @@ def set_usual_times(db: Database, hardware: str) -> None:
         db.execute(f"UPDATE hardware SET {name}_baseline = ? WHERE digest = ?", [usual, hardware])
 
 
-MIGRATIONS: tuple[Callable[[Database], None], ...] = (_create, _add_cold_samples, _take_least_times)
+MIGRATIONS: tuple[Callable[[Database], None], ...] = (
+    _create,
+    _add_cold_samples,
+    _take_least_times,
+    _add_code_generation,
+)
 
 
 def version_of(db: Database, where: str) -> int:
@@ -96,7 +106,7 @@ def version_of(db: Database, where: str) -> int:
 
 
 def migrate(db: Database, where: str) -> None:
-    """Bring an open database, inside a write transaction, to SCHEMA_VERSION."""
+    """Bring an open database, inside a write transaction without foreign keys, to SCHEMA_VERSION."""
     version = version_of(db, where)
     for step in MIGRATIONS[version:SCHEMA_VERSION]:
         step(db)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autofuse.codegen.version import CODEGEN_VERSION
 from autofuse.records.record import Record
 from autofuse.records.store import RecordStore
 
@@ -31,7 +32,8 @@ def choose(
 ) -> Pruning:
     """The records that are to go; each counts for the first reason that fits.
 
-    `versions` (family → present version): records of older versions, and of families that are not among them, are old.
+    `versions` (family → present version): records of older versions, of families that are not among them, and of older
+    code generations are old.
     `failed`: those whose kernel was not timed. `superseded`: of what is left, all but the newest of an identity.
     """
     digests: dict[str, str] = {}
@@ -43,7 +45,9 @@ def choose(
         families[f"{record.family} {record.family_version}"] += 1
 
     for record in store.records():
-        if versions is not None and record.family_version < versions.get(record.family, 1 << 31):
+        if versions is not None and (
+            record.family_version < versions.get(record.family, 1 << 31) or record.codegen_version < CODEGEN_VERSION
+        ):
             take(record, OLD)
         elif failed and not record.ok:
             take(record, FAILED)

@@ -11,6 +11,8 @@ from datetime import datetime, timezone
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from autofuse.codegen.version import CODEGEN_VERSION
+
 if TYPE_CHECKING:
     from autofuse.target.fingerprint import HardwareRow
 
@@ -24,6 +26,9 @@ REFERENCES = ("arithmetic", "memory")
 
 COLD_FIELDS = ("cold_samples", "cold_reference_samples")
 """What a record has from version 2 of the schema on."""
+
+CODEGEN_FIELDS = ("codegen_version",)
+"""What it has from version 4 on."""
 
 
 def now() -> str:
@@ -51,7 +56,8 @@ def quiet(times: Sequence[float]) -> float:
 class Identity:
     """What a record is about: which kernel, on which hardware. Several records may share one (repeated measurements).
 
-    `layouts` is the text of the layouts at the group's borders, which the workload key leaves out.
+    `layouts` is the text of the layouts at the group's borders, which the workload key leaves out. `codegen_version` is
+    that of the code generation, which made machine code of what the family scheduled.
     """
 
     workload: str
@@ -60,6 +66,7 @@ class Identity:
     family_version: int
     config: str
     layouts: str = ""
+    codegen_version: int = CODEGEN_VERSION
 
 
 @dataclass(frozen=True)
@@ -102,7 +109,8 @@ class Record:
     `samples[i]` was taken next to `reference_samples[name][i]`; `reference` names the reference kernel whose drift the
     measured kernel is taken to share. `normalised` is filled in by the store that the record is read from: the ratio to
     the reference times the reference's usual time on that hardware (the plain latency while that is not known).
-    `tir_digest` identifies the scheduled code that was timed ("" if it is not known).
+    `tir_digest` identifies the scheduled code that was timed ("" if it is not known), `codegen_version` what made
+    machine code of it (0 if that is not known).
 
     `cold_samples` were taken with weights outside the last cache, `cold_samples[i]` next to
     `cold_reference_samples[name][i]`. A kernel has none where that makes no difference: its cold latencies are those of
@@ -128,6 +136,7 @@ class Record:
     cold_samples: tuple[float, ...] = ()
     cold_reference_samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
     cold_normalised: float | None = field(default=None, compare=False)
+    codegen_version: int = CODEGEN_VERSION
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
@@ -147,7 +156,10 @@ class Record:
     @cached_property
     def identity(self) -> Identity:
         """What the record is about."""
-        return Identity(self.workload, self.hardware, self.family, self.family_version, self.config, self.layouts)
+        return Identity(
+            self.workload, self.hardware, self.family, self.family_version, self.config, self.layouts,
+            self.codegen_version,
+        )  # fmt: skip
 
     @cached_property
     def latency(self) -> float | None:
@@ -180,10 +192,11 @@ class Record:
     def digest(self) -> str:
         """Hash of everything measured: the same record merged twice is one record.
 
-        Cold samples that were not taken are left out: records keep the digests that they had before there were any.
+        Cold samples that were not taken, and a code generation that is not known, are left out: records keep the
+        digests that they had before there were any.
         """
         content = record_to_dict(self)
-        for name in COLD_FIELDS:
+        for name in (*COLD_FIELDS, *CODEGEN_FIELDS):
             if not content[name]:
                 del content[name]
         return hashlib.sha256(canonical(content).encode()).hexdigest()[:32]
@@ -271,4 +284,5 @@ def record_to_dict(record: Record) -> dict[str, Any]:
         "created": record.created,
         "cold_samples": list(record.cold_samples),
         "cold_reference_samples": {name: list(times) for name, times in sorted(record.cold_reference_samples.items())},
+        "codegen_version": record.codegen_version,
     }

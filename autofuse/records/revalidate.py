@@ -1,7 +1,8 @@
 """Which records still hold: takes a store and groups that were lowered anew, compares the code that each record names.
 
 A record's code is made again by the present family under the record's configuration. Where it is the same (equal
-digests), the record holds whatever the family's version was, and gets the present one.
+digests), the record holds whatever the family's version was, and gets the present one. What another version of the code
+generation made machine code of does not hold: equal scheduled code may be other machine code.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from autofuse.codegen.version import CODEGEN_VERSION
 from autofuse.graph.keys import workload_key
 from autofuse.graph.model import Group
 from autofuse.records.identity import KeyOf, layouts_text
@@ -48,7 +50,12 @@ class Revalidation:
     @property
     def unversioned(self) -> tuple[Changed, ...]:
         """Of the changed ones, those of the present version: the family's version should have been raised."""
-        return tuple(c for c in self.changed if self.versions.get(c.record.family) == c.record.family_version)
+        return tuple(
+            c
+            for c in self.changed
+            if (self.versions.get(c.record.family), CODEGEN_VERSION)
+            == (c.record.family_version, c.record.codegen_version)
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -65,6 +72,7 @@ class Revalidation:
                     "workload": c.record.workload,
                     "family": c.record.family,
                     "family_version": c.record.family_version,
+                    "codegen_version": c.record.codegen_version,
                     "config": c.record.config,
                     "reason": c.reason,
                 }
@@ -100,6 +108,10 @@ def revalidate(
             continue
         if not record.tir_digest:
             unknown += 1
+            continue
+        if record.codegen_version != CODEGEN_VERSION:
+            made_by = record.codegen_version or "that is not known"
+            changed.append(Changed(record, f"code generation {made_by} made it, this one is {CODEGEN_VERSION}"))
             continue
         kernel = (record.workload, record.layouts, record.family, record.config)
         if kernel not in made:

@@ -4,7 +4,8 @@ meta        name → value; `schema_version` is the version of the schema, `appl
             `evaluation_only` = 1 one that nothing may be learned from.
 hardware    one row per machine description: digest, readable name, detail (JSON), and the usual times, in seconds, of
             the reference kernels on it (medians over its records; NULL until there are some).
-software    what made a kernel: TVM's and autofuse's versions, schedule family and its version.
+software    what made a kernel: TVM's and autofuse's versions, schedule family and its version; from version 4 on the
+            version of the code generation too (0: not known).
 workload    key, canonical text of the group, readable label.
 membership  which models contain a workload.
 form        the group as it was stored when measured (`groups.py`): workload and border layouts → JSON text.
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 from autofuse.records.record import REFERENCES, STATUSES
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 APPLICATION = "autofuse records"
 EVALUATION_ONLY = "evaluation_only"
 
@@ -93,3 +94,21 @@ VERSION_2 = (
     "ALTER TABLE record ADD COLUMN cold_reference_samples TEXT NOT NULL DEFAULT '{}'",
 )
 """The statements that make a database of version 1 one of version 2: its records have no cold samples."""
+
+VERSION_4 = (
+    """CREATE TABLE software_4 (
+        id INTEGER PRIMARY KEY,
+        tvm TEXT NOT NULL,
+        autofuse TEXT NOT NULL,
+        family TEXT NOT NULL,
+        family_version INTEGER NOT NULL,
+        codegen_version INTEGER NOT NULL,
+        UNIQUE (family, family_version, codegen_version, tvm, autofuse))""",
+    "INSERT INTO software_4 SELECT id, tvm, autofuse, family, family_version, 0 FROM software",
+    "DROP TABLE software",
+    "ALTER TABLE software_4 RENAME TO software",
+)
+"""The statements that make a database of version 3 one of version 4: nobody knows what its records' code was made by.
+
+Foreign keys must not be enforced meanwhile.
+"""

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autofuse.codegen.version import CODEGEN_VERSION
 from autofuse.errors import RecordError
 from autofuse.records.migrations import migrate, set_usual_times, version_of
 from autofuse.records.record import (
@@ -51,10 +52,10 @@ _COLD_NORMALISED = f"""coalesce(r.cold_ratio * CASE r.reference WHEN 'arithmetic
 
 COLUMNS = f"""w.key, h.digest, s.family, s.family_version, r.config, r.layouts, r.status, r.message, r.samples,
     r.reference_samples, r.reference, s.tvm, s.autofuse, r.tir_digest, r.created, {_NORMALISED} AS normalised,
-    r.cold_samples, r.cold_reference_samples, {_COLD_NORMALISED} AS cold_normalised"""
-COLUMN_COUNT = 19
+    r.cold_samples, r.cold_reference_samples, {_COLD_NORMALISED} AS cold_normalised, s.codegen_version"""
+COLUMN_COUNT = 20
 
-_IDENTITY = "w.key, h.digest, s.family, s.family_version, r.config, r.layouts"
+_IDENTITY = "w.key, h.digest, s.family, s.family_version, r.config, r.layouts, s.codegen_version"
 
 
 class SqliteStore(RecordStore):
@@ -99,6 +100,7 @@ class SqliteStore(RecordStore):
             return
         if version < SCHEMA_VERSION:
             self._write_ahead()
+            self._db.execute("PRAGMA foreign_keys = OFF")
             with self._transaction():
                 migrate(self._db, str(self.path))
         self._db.execute("PRAGMA foreign_keys = ON")
@@ -191,13 +193,18 @@ class SqliteStore(RecordStore):
         self._db.execute("INSERT OR IGNORE INTO form VALUES (?, ?, ?)", [found[0], form.layouts, form.text])
 
     def _insert(self, record: Record) -> bool:
-        software = [record.tvm_version, record.autofuse_version, record.family, record.family_version]
+        software = [
+            record.tvm_version, record.autofuse_version, record.family, record.family_version, record.codegen_version
+        ]  # fmt: skip
         self._db.execute(
-            "INSERT OR IGNORE INTO software (tvm, autofuse, family, family_version) VALUES (?, ?, ?, ?)", software
+            """INSERT OR IGNORE INTO software (tvm, autofuse, family, family_version, codegen_version)
+            VALUES (?, ?, ?, ?, ?)""",
+            software,
         )
         found = self._db.execute(
             """SELECT (SELECT id FROM workload WHERE key = ?), (SELECT id FROM hardware WHERE digest = ?),
-            (SELECT id FROM software WHERE tvm = ? AND autofuse = ? AND family = ? AND family_version = ?)""",
+            (SELECT id FROM software WHERE tvm = ? AND autofuse = ? AND family = ? AND family_version = ?
+            AND codegen_version = ?)""",
             [record.workload, record.hardware, *software],
         ).fetchone()
         if found[0] is None:
@@ -235,7 +242,7 @@ class SqliteStore(RecordStore):
     def find(self, identity: Identity) -> Record | None:
         rows = self.rows(
             f"""SELECT {COLUMNS} FROM {JOINED} WHERE w.key = ? AND h.digest = ? AND s.family = ?
-            AND s.family_version = ? AND r.config = ? AND r.layouts = ?
+            AND s.family_version = ? AND r.config = ? AND r.layouts = ? AND s.codegen_version = ?
             ORDER BY r.created DESC, r.digest DESC LIMIT 1""",
             [
                 identity.workload,
@@ -244,12 +251,16 @@ class SqliteStore(RecordStore):
                 identity.family_version,
                 identity.config,
                 identity.layouts,
+                identity.codegen_version,
             ],
         )
         return self.record(rows[0]) if rows else None
 
     def lookup(self, identities: Sequence[Identity]) -> list[Measured | None]:
-        wanted = [[i.workload, i.hardware, i.family, i.family_version, i.config, i.layouts] for i in identities]
+        wanted = [
+            [i.workload, i.hardware, i.family, i.family_version, i.config, i.layouts, i.codegen_version]
+            for i in identities
+        ]
         # CROSS JOIN fixes the order of the joins: from each wanted row straight into the look-up index.
         rows = self.rows(
             f"""SELECT wanted.key, r.status, r.latency, {_NORMALISED}, coalesce(r.cold_latency, r.latency),
@@ -261,6 +272,7 @@ class SqliteStore(RecordStore):
                 AND r.config = json_extract(wanted.value, '$[4]') AND r.layouts = json_extract(wanted.value, '$[5]')
             CROSS JOIN software AS s ON s.id = r.software AND s.family = json_extract(wanted.value, '$[2]')
                 AND s.family_version = json_extract(wanted.value, '$[3]')
+                AND s.codegen_version = json_extract(wanted.value, '$[6]')
             ORDER BY r.created, r.digest""",
             [json.dumps(wanted)],
         )
@@ -270,16 +282,17 @@ class SqliteStore(RecordStore):
         return found
 
     def best(self, workload: str, hardware: str, versions: Mapping[str, int] | None = None) -> Record | None:
+        wanted = None if versions is None else json.dumps(dict(versions))
         rows = self.rows(
             f"""SELECT * FROM (
                 SELECT {COLUMNS}, r.digest AS mark, row_number() OVER (
                     PARTITION BY {_IDENTITY} ORDER BY r.created DESC, r.digest DESC) AS age
                 FROM {JOINED} WHERE w.key = ? AND h.digest = ?
-                AND (? IS NULL OR (s.family, s.family_version) IN (
+                AND (? IS NULL OR s.codegen_version = ? AND (s.family, s.family_version) IN (
                     SELECT key, value FROM json_each(coalesce(?, '{{}}'))))
             ) WHERE age = 1 AND status = 'ok'
-            ORDER BY normalised, family, family_version, config, layouts, created, mark LIMIT 1""",
-            [workload, hardware, *([None if versions is None else json.dumps(dict(versions))] * 2)],
+            ORDER BY normalised, family, family_version, config, layouts, codegen_version, created, mark LIMIT 1""",
+            [workload, hardware, wanted, CODEGEN_VERSION, wanted],
         )
         return self.record(rows[0][:COLUMN_COUNT]) if rows else None
 
@@ -295,7 +308,7 @@ class SqliteStore(RecordStore):
     def record(row: Sequence[Any]) -> Record:
         """The record of a row of COLUMNS. ValueError or TypeError if it is none."""
         workload, hardware, family, version, config, layouts, status, message, samples, references, *rest = row
-        reference, tvm, autofuse, tir_digest, created, normalised, cold, cold_references, cold_normalised = rest
+        reference, tvm, autofuse, tir_digest, created, normalised, cold, cold_references, *last = rest
         return Record(
             workload,
             hardware,
@@ -315,7 +328,7 @@ class SqliteStore(RecordStore):
             normalised,
             tuple(json.loads(cold)),
             _times(cold_references),
-            cold_normalised,
+            *last,
         )
 
     def workloads(self) -> Iterator[Workload]:

@@ -52,7 +52,7 @@ class RecordStore(abc.ABC):
     def best(self, workload: str, hardware: str, versions: Mapping[str, int] | None = None) -> Record | None:
         """The fastest kernel known for a workload: least normalised latency among each identity's newest record.
 
-        `versions` (family → version) leaves out records of other families or versions.
+        `versions` (family → version) leaves out records of other families or versions, or of another code generation.
         """
 
     @abc.abstractmethod
@@ -175,7 +175,10 @@ class RecordStore(abc.ABC):
         self.close()
 
 
-def order(record: Record) -> tuple[str, str, str, int, str, str, str, str]:
+def order(record: Record) -> tuple[str, str, str, int, str, str, int, str, str]:
     """Sort key of `records()`."""
     i = record.identity
-    return (i.workload, i.hardware, i.family, i.family_version, i.config, i.layouts, record.created, record.digest)
+    return (
+        i.workload, i.hardware, i.family, i.family_version, i.config, i.layouts, i.codegen_version, record.created,
+        record.digest,
+    )  # fmt: skip
