@@ -74,6 +74,17 @@ def test_diamonds_do_not_explode() -> None:
     case.check(ELEMENTWISE, answer(answer(case.arrays[0])))
 
 
+@pytest.mark.parametrize("shape", [(1, 9), (3, 13), (40, 50)])
+def test_values_between_nests_that_share_memory_are_computed_once(shape: Any) -> None:
+    """TVM lets a nest write over what it reads: an element that is stored twice would be computed of its result."""
+
+    def answer(x: np.ndarray) -> np.ndarray:
+        return x * np.tanh(np.log1p(np.exp(x)))
+
+    case = LoweredGroup(lambda emit, x: mish(emit, mish(emit, mish(emit, mish(emit, x)))), [shape])
+    case.check(ELEMENTWISE, answer(answer(answer(answer(case.arrays[0])))))
+
+
 def test_transposes_slices_concatenation_and_padding() -> None:
     case = LoweredGroup(lambda emit, x: R.tanh(emit(R.permute_dims(x, [0, 2, 1]))), [(2, 9, 20)])
     case.check(ELEMENTWISE, np.tanh(case.arrays[0].transpose(0, 2, 1)))

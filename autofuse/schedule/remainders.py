@@ -2,7 +2,8 @@
 
 A loop over vectors whose last one would reach past the end runs under a condition on every element, and code generation
 makes scalar code of it. Where a nest only stores, elements may as well be stored twice: the last vector is moved back
-until it ends with the row.
+until it ends with the row. Not between two buffers of the function's own: TVM may give both the same memory, and what
+is computed again would be computed of its result.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import sym, tirx
+from tvm.ir.expr import TensorLoad
 from tvm.s_tir.stmt import SBlockRealize
 
 
@@ -28,19 +30,21 @@ def overlap_remainders(func: Any) -> Any:
             leaves[leaf] = chain
 
     tvm_ffi.structural_walk(func.body, (tirx.For, visit))
-    moved = {leaf: made for leaf, chain in leaves.items() if (made := _moved(leaf, chain)) is not None}
+    moved = {leaf: made for leaf, chain in leaves.items() if (made := _moved(func, leaf, chain)) is not None}
     if not moved:
         return func
     body = tvm_ffi.structural_map(func.body, (SBlockRealize, lambda leaf: moved.get(leaf, leaf)))
     return tirx.PrimFunc(func.params, body, func.ret_type, attrs=func.attrs)
 
 
-def _moved(leaf: Any, chain: list[Any]) -> Any | None:
+def _moved(func: Any, leaf: Any, chain: list[Any]) -> Any | None:
     """The block without its condition, the elements of its last vector moved back; None if it is of another form."""
     condition, block = leaf.predicate, leaf.block
     if not isinstance(condition, tirx.LT) or not isinstance(condition.b, tirx.IntImm):
         return None
     if block.init is not None or not isinstance(block.body, tirx.BufferStore):
+        return None
+    if _own(func, block.body.buffer) and any(_own(func, source) for source in _sources(block.body.value)):
         return None
     extent = int(condition.b)
     for depth, loop in enumerate(chain[:-1]):
@@ -54,6 +58,18 @@ def _moved(leaf: Any, chain: list[Any]) -> Any | None:
         first = tirx.Min(loop.loop_var * tirx.const(step, "int64"), tirx.const(extent - step, "int64"))
         return SBlockRealize([_put(value, start, first) for value in values], tirx.const(True, "bool"), block)
     return None
+
+
+def _own(func: Any, buffer: Any) -> bool:
+    """Whether a buffer is no parameter."""
+    return not any(buffer.same_as(param) for param in func.params)
+
+
+def _sources(expr: Any) -> list[Any]:
+    """The buffers that an expression loads from."""
+    loads: list[Any] = []
+    tvm_ffi.structural_walk(expr, (TensorLoad, loads.append))
+    return [load.source for load in loads]
 
 
 def _put(expr: Any, var: Any, value: Any) -> Any:

@@ -112,7 +112,7 @@ class ElementwiseFamily(ScheduleFamily):
     """Schedules any group of injective operators whose results have one shape."""
 
     name: ClassVar[str] = "elementwise"
-    version: ClassVar[int] = 5
+    version: ClassVar[int] = 6
     configuration: ClassVar[type[Configuration]] = ElementwiseConfig
 
     def admits(self, op: Operator) -> bool:
