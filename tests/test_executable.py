@@ -173,6 +173,10 @@ def test_results_are_the_caller_s_own(compiled: Executable, inputs: dict[str, np
         (["image.1", "scale", "scale"], [], r"'ids' has shape \(\)"),
         (["image.1", "halves", "scale"], [], "'ids' has dtype float32, small takes int64"),
         (["words", "ids", "scale"], [], "'image.1' has dtype"),
+        (["nothing", "ids", "scale"], [], "'image.1' has dtype object, small takes float32"),
+        (["text", "ids", "scale"], [], "'image.1' has dtype <U5, small takes float32"),
+        (["scale", "ids", "scale"], [], r"'image.1' has shape \(\), small was compiled for \(1, 3, 8, 8\)$"),
+        (["empty", "ids", "scale"], [], r"'image.1' has shape \(0, 3, 8, 8\), small was compiled for \(1, 3, 8, 8\)$"),
         (["ragged", "ids", "scale"], [], "'image.1' is no array"),
     ],
 )
@@ -180,6 +184,7 @@ def test_inputs_that_do_not_fit_are_one_clear_line(
     compiled: Executable, inputs: dict[str, np.ndarray], positional: list[str], named: list[str], message: str
 ) -> None:
     more = {**inputs, "other": np.zeros(1), "halves": np.zeros(4, "float32"), "words": np.full((1, 3, 8, 8), "a")}
+    more |= {"nothing": None, "text": "image", "empty": np.zeros((0, 3, 8, 8), "float32")}  # type: ignore[dict-item]
     more["ragged"] = [[1.0], [1.0, 2.0]]  # type: ignore[assignment]
     with pytest.raises(InputError, match=message) as caught:
         compiled(*(more[n] for n in positional), **{n: more[n] for n in named})

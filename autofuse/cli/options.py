@@ -80,7 +80,9 @@ def compile_options(function: F) -> F:
         click.option("--threads", type=click.IntRange(min=1), help="Threads to run with (default: all processors)."),
         click.option("--input-shape", "shapes", multiple=True, metavar="NAME=N,...", help="Fix an input's shape."),
         click.option(
-            "--batch", type=click.IntRange(min=1), help="Batch size of a zoo network, or of a free first axis."
+            "--batch",
+            type=click.IntRange(min=1),
+            help="Batch size: the first axis of every other input.",
         ),
         click.option("--plan", metavar="PLAN.json", help="Build this plan instead of searching."),
         click.option("--max-memory", type=float, metavar="MB", help="Limit on the planned peak of intermediates."),

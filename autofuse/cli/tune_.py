@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @click.option("--strategy", type=click.Choice(["dp", "hybrid"]), default="dp", show_default=True)
 @click.option("--threads", type=click.IntRange(min=1), help="Threads that the models run with (default: all).")
 @click.option("--input-shape", "shapes", multiple=True, metavar="NAME=N,...", help="Fix an input's shape.")
-@click.option("--batch", type=click.IntRange(min=1), help="Batch size of a zoo network, or of a free first axis.")
+@click.option("--batch", type=click.IntRange(min=1), help="Batch size: the first axis of every input.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the trials.")
 @json_option
 def command(

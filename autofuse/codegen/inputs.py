@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 from autofuse.errors import InputError
 
+#: Kinds of numpy types that are no numbers: objects, texts, times.
+_NO_NUMBERS = "OSUmM"
+
 
 class Inputs:
     """The inputs of the model `model`; `entries`: each with name, shape and dtype, as a compiled model's description
@@ -39,13 +42,16 @@ class Inputs:
         except (TypeError, ValueError, RuntimeError) as error:  # the last from tensors of PyTorch with gradients
             line = " ".join(str(error).split())
             raise InputError(f"input {name!r} is no array: {line}") from None
+        of_another_kind = InputError(f"input {name!r} has dtype {array.dtype}, {self.model} takes {dtype}")
+        if array.dtype.kind in _NO_NUMBERS:  # its shape says nothing: None and texts have one too
+            raise of_another_kind
         if array.shape != shape:
-            raise InputError(
-                f"input {name!r} has shape {array.shape}, {self.model} was compiled for {shape};"
-                f" compile with --input-shape {name}={','.join(map(str, array.shape))} for the other"
-            )
+            line = f"input {name!r} has shape {array.shape}, {self.model} was compiled for {shape}"
+            if array.ndim and array.size:  # what has no elements cannot be compiled for
+                line += f"; compile with --input-shape {name}={','.join(map(str, array.shape))} for the other"
+            raise InputError(line)
         if array.dtype.kind != dtype.kind:
-            raise InputError(f"input {name!r} has dtype {array.dtype}, {self.model} takes {dtype}")
+            raise of_another_kind
         return np.asarray(array, dtype, order="C")
 
     def _matched(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:

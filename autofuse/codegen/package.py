@@ -108,7 +108,7 @@ def is_package(path: Path) -> bool:
 def read_package(path: str | Path) -> Package:
     """Open a compiled model. Raises ModelError when the file is missing or is no compiled model."""
     path = Path(path)
-    advice = f"make one with `autofuse compile MODEL -o {path}`"
+    advice = "make one with `autofuse compile MODEL -o OUT.so`"
     try:
         size = path.stat().st_size
         with path.open("rb") as source:
