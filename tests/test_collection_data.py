@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -76,17 +77,41 @@ def test_the_page_tells_all_of_it(stores: dict[str, Any]) -> None:
 def test_a_run_hands_the_settings_on_and_keeps_its_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
 
-    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        asked.append(command)
-        failures = ["relu (plain/1 a=1 []): crashed: SIGSEGV", "relu (plain/1 a=2 []): timeout: 30 s"]
-        return subprocess.CompletedProcess(command, 0, json.dumps({**RUN, "failures": failures}))
+    failures = ["relu (plain/1 a=1 []): crashed: SIGSEGV", "relu (plain/1 a=2 []): timeout: 30 s"]
+    said = json.dumps({**RUN, "failures": failures})
+    begin = subprocess.Popen
 
-    monkeypatch.setattr(collect_data.subprocess, "run", run)
+    def run(command: list[str], **how: Any) -> Any:
+        asked.append(command)
+        return begin([sys.executable, "-c", f"print({said!r})"], **how)
+
+    monkeypatch.setattr(collect_data.subprocess, "Popen", run)
     options = argparse.Namespace(configs=3, explore=1, per_model=5, per_unseen=9, again=7, threads=0, budget="2h")
     kept = collect_data.collect(Path("x.db"), ["vgg16", "gpt2"], options, evaluation=True)
     (command,) = asked
     text = " ".join(command)
-    settings = "--configs 3 --explore 1 --again 7 --per-model 9 --budget 2h --evaluation"
+    settings = "--configs 3 --explore 1 --again 3 --per-model 9 --lines 30s --budget 2h --evaluation"
     for part in ("collect vgg16 gpt2 --db x.db --json", settings):
         assert part in text
     assert kept["measured"] == 5400 and kept["failures"] == {"crashed": 1, "timeout": 1} and kept["configs"] == 3
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_what_ends_the_script_ends_the_collection_which_gives_its_counts(
+    ending: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = json.dumps({**RUN, "failures": [], "interrupted": True})
+    program = f"""
+import os, signal, time
+signal.signal(signal.SIGINT, lambda *_: (os.write(1, {said!r}.encode()), os._exit(0)))
+os.kill(os.getppid(), {int(ending)})
+time.sleep(30)
+"""
+    begin = subprocess.Popen
+    monkeypatch.setattr(
+        collect_data.subprocess, "Popen", lambda _, **how: begin([sys.executable, "-c", program], **how)
+    )
+    options = argparse.Namespace(configs=3, explore=1, per_model=5, per_unseen=9, again=7, threads=0, budget=None)
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    assert collect_data.collect(Path("x.db"), ["vgg16"], options, evaluation=False)["interrupted"]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers

@@ -19,6 +19,7 @@ from autofuse.graph.model import Group
 from autofuse.measure import (
     ArgumentSpec,
     BuildRequest,
+    BuildResult,
     CollectItem,
     CollectSettings,
     CollectStats,
@@ -207,6 +208,22 @@ class TestCollection:
         assert stats.interrupted and (stats.done, stats.left) == (3, 6)
         assert len(list(store.records())) == 3 and signal.getsignal(signal.SIGINT) is before
         assert self.run(store).done == 6
+
+    def test_an_interrupt_while_kernels_are_built_ends_the_building(self, store: RecordStore) -> None:
+        made: list[int] = []
+
+        class Interrupted(ReplayBuilder):
+            def build(self, requests: Iterable[BuildRequest]) -> Iterator[BuildResult]:
+                for number, result in enumerate(super().build(requests)):
+                    if number == 2:
+                        os.kill(os.getpid(), signal.SIGINT)
+                    made.append(number)
+                    yield result
+
+        stats = collect(ITEMS, store, ReplayRunner(results(ITEMS)), Interrupted(), HERE, ask)
+        assert stats.interrupted and made == [0, 1, 2]
+        assert (stats.done, stats.left, len(list(store.records()))) == (0, 9, 0)
+        assert self.run(store).done == 9
 
     def test_a_second_interrupt_does_not_wait(self, store: RecordStore) -> None:
         def stop_twice(stats: CollectStats, what: str) -> None:

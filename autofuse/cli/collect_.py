@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 @click.option("--rpc", metavar="HOST:PORT", help="Measure on the devices of this tracker (see `autofuse serve`).")
 @click.option("--key", metavar="NAME", help="The devices' key, with --rpc.")
 @click.option("--dask", metavar="ADDRESS", help="Build on the workers of this dask.distributed scheduler.")
+@click.option(
+    "--lines", metavar="TIME", help="Where there is no terminal for a bar: a line of progress every so often, e.g. 30s."
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be measured, measure nothing.")
 @json_option
 def command(
@@ -71,6 +74,7 @@ def command(
     rpc: str | None,
     key: str | None,
     dask: str | None,
+    lines: str | None,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -79,7 +83,8 @@ def command(
     Groups of the greedy and the present best plans come first. Run again, it goes on where it stopped. Devices of
     several hardware take turns: what is measured is what each one's own target is compiled to.
     """
-    seconds = _seconds(budget) if budget is not None else None
+    seconds = _seconds("--budget", budget) if budget is not None else None
+    often = _seconds("--lines", lines) if lines is not None else None
     names = list(models)
     if whole_zoo:
         from autofuse.frontend import zoo
@@ -133,7 +138,7 @@ def command(
                 batch=BATCH,
                 passes=PASSES,
             )
-            with KernelSource(analysed) as source, CollectBar(settings.budget, settings.trials) as bar:
+            with KernelSource(analysed) as source, CollectBar(settings.budget, settings.trials, often) as bar:
                 try:
                     stats = collect(
                         ordered, store, runner, builder, RecordedHardware.of(row), source.request, source.reference,
@@ -297,7 +302,7 @@ def _counts(stats: list[Any]) -> dict[str, Any]:
     }
 
 
-def _seconds(text: str) -> float:
+def _seconds(option: str, text: str) -> float:
     """ "90s", "10m", "2h" or plain seconds."""
     units = {"s": 1.0, "m": 60.0, "h": 3600.0}
     number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1.0)
@@ -306,5 +311,5 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < math.inf:
-        raise InputError(f"--budget {text!r} is no time: write 90s, 10m or 2h")
+        raise InputError(f"{option} {text!r} is no time: write 90s, 10m or 2h")
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -9,14 +10,17 @@ if TYPE_CHECKING:
 
 
 class CollectBar:
-    """Progress on stderr: counts, rate, time left, what was measured last; nothing when it is no terminal.
+    """Progress on stderr: counts, rate, time left, what was measured last; when it is no terminal, nothing.
 
-    `budget` in seconds and `trials` end the run before the last candidate.
+    `budget` in seconds and `trials` end the run before the last candidate. `lines`: where there is no terminal, a line
+    every so many seconds says the same (None: none does).
     """
 
-    def __init__(self, budget: float | None, trials: int | None) -> None:
+    def __init__(self, budget: float | None, trials: int | None, lines: float | None = None) -> None:
         self._budget = budget
         self._trials = trials
+        self._lines = lines
+        self._next = 0.0
 
     def __enter__(self) -> CollectBar:
         from rich.console import Console
@@ -35,9 +39,16 @@ class CollectBar:
 
     def update(self, stats: CollectStats, text: str) -> None:
         """Show the counts so far and what was just done."""
-        if self._bar is None:
-            return
         remaining, share = left_to_do(stats, self._budget, self._trials)
+        if self._bar is None:
+            if self._lines is not None and stats.seconds >= self._next:
+                self._next = stats.seconds + self._lines
+                print(
+                    f"{duration(stats.seconds)} {counts_text(stats, remaining)}; {text[:60]}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            return
         self._bar.update(
             self._task, total=1.0, completed=share, description=text[:60], counts=counts_text(stats, remaining)
         )

@@ -13,9 +13,9 @@ import threading
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
-from itertools import count
+from itertools import count, takewhile
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -240,13 +240,15 @@ class _Collection:
     def batch(self, batch: list[tuple[CollectItem, Identity]], folder: Path) -> list[tuple[CollectItem, Identity]]:
         """Build all, then time them; gives back those that were not reached."""
         built = self.build(batch, folder)
+        if not built:
+            return batch
         given: deque[tuple[int, MeasureJob]] = deque()  # the runner has them; it may take some ahead
         reached = 0
 
         def jobs() -> Iterator[MeasureJob]:
             nonlocal reached
-            for position, ((item, identity), result) in enumerate(zip(batch, built, strict=True)):
-                if position and self.over():
+            for position, ((item, identity), result) in enumerate(zip(batch, built, strict=False)):
+                if (position or self.ended()) and self.over():
                     return
                 reached = position + 1
                 job = None
@@ -315,7 +317,10 @@ class _Collection:
         return kept
 
     def build(self, batch: list[tuple[CollectItem, Identity]], folder: Path) -> list[BuildResult]:
-        """A result for each; a candidate whose request cannot even be made has failed to build."""
+        """A result for each; a candidate whose request cannot even be made has failed to build.
+
+        An interrupt, or the end of the budget, ends it: then there are results of the first ones alone.
+        """
         results: dict[int, BuildResult] = {}
         asked: list[int] = []
 
@@ -331,9 +336,12 @@ class _Collection:
                 asked.append(position)
                 yield made
 
-        built = list(self.builder.build(requests()))
-        results.update(zip(asked, built, strict=True))
-        return [results[position] for position in range(len(batch))]
+        with closing(iter(self.builder.build(requests()))) as built:
+            for number, result in enumerate(built):
+                results[asked[number]] = result
+                if self.ended():
+                    break
+        return [results[position] for position in takewhile(results.__contains__, range(len(batch)))]
 
     def job(self, item: CollectItem, identity: Identity, built: BuildResult, folder: Path) -> MeasureJob | None:
         """What the runner is to do; None, and the item is skipped, if its right outputs cannot be computed."""
