@@ -159,7 +159,18 @@ def test_a_quick_look_lets_pass_whatever_matches(name: str, analysed: Analysed) 
         if which.match(group, analysed.hardware) is None:
             matching += 1
             assert all(which.admits(op) for op in group.operators), group.label
-            assert 0 < sum(which.anchors(op) for op in group.operators) <= which.most_anchors, group.label
+            anchors = [op.index for op in group.operators if which.anchors(op)]
+            assert 0 < which.least_anchors <= len(anchors) <= which.most_anchors, group.label
+            results = [graph.producer[t] for t in group.outputs]
+            shapes = {op.index: graph.tensors[op.outputs[0]].shape for op in group.operators}
+            behind = [m for m in group.members if graph.ancestors[m] >> anchors[-1] & 1]
+            if which.results_behind:
+                assert set(results) <= {anchors[-1], *behind}, group.label
+            if which.keeps_shape:
+                changing = [m for m in behind if graph.operators[m].kind != "layout_change"]
+                assert all(shapes[m] == shapes[anchors[-1]] for m in changing), group.label
+            if which.one_shape:
+                assert len({shapes[m] for m in results}) == 1, group.label
             assert len(group.operators) <= which.most_operators, group.label
             assert len(group.outputs) <= which.most_results, group.label
     assert matching or name in RARE | {"attention"}

@@ -34,7 +34,7 @@ def test_prices_bound_the_oracle_and_tell_what_may_pay(solve: object, problem: S
     free = skippable(region)
     assert all(p >= 0 for v, p in enumerate(found.of) if free >> v & 1)
     for c, weight, slack in zip(region.choices, weights, found.slack, strict=True):
-        paid = sum(p for v, p in enumerate(found.of) if priced(c, free) >> v & 1)
+        paid = sum(p for v, p in enumerate(found.of) if v in priced(c, free))
         assert slack == pytest.approx(weight - paid, abs=rounding)
         assert slack >= -rounding
         if any(problem.choices[c.position] is chosen for chosen in oracle.choices):

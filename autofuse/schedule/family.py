@@ -136,8 +136,11 @@ class ScheduleFamily(abc.ABC):
     """A parametrised way to schedule a kind of group. Implementations are stateless and safe to share.
 
     `version` goes up whenever the TIR that a configuration gives changes: records of older versions are not used.
-    `most_operators`, `most_anchors`, `most_results`: `match` refuses every group with more of them, as far as that is
-    known without a look at the group; quick looks like `anchors` and `admits`.
+    `most_operators`, `least_anchors`, `most_anchors`, `most_results`: `match` refuses every group with more of them, or
+    fewer, as far as that is known without a look at the group; quick looks like `anchors` and `admits`, as are these:
+    `results_behind`: it refuses every group with a result that does not depend on the group's last anchor.
+    `keeps_shape`: what depends on the last anchor has the shape of its result, layout changes aside.
+    `one_shape`: all results have the same shape.
     `beside`: whether its configurations compete with those of the first family that takes a group, instead of the
     family being that first one. Such a family takes only what a family before it in the registry takes too.
     """
@@ -147,8 +150,12 @@ class ScheduleFamily(abc.ABC):
     configuration: ClassVar[type[Configuration]]
     beside: ClassVar[bool] = False
     most_operators: ClassVar[int] = 1 << 30
+    least_anchors: ClassVar[int] = 1
     most_anchors: ClassVar[int] = 1 << 30
     most_results: ClassVar[int] = 1 << 30
+    results_behind: ClassVar[bool] = False
+    keeps_shape: ClassVar[bool] = False
+    one_shape: ClassVar[bool] = False
 
     @abc.abstractmethod
     def match(self, group: Group, hardware: Hardware) -> Refusal | None:

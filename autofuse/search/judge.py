@@ -80,9 +80,32 @@ class GroupJudge:
         # that never take more than one operator apart.
         first = [(f, self._where(f.admits), self._where(f.anchors)) for f in families if not f.beside]
         self._first = {many: [row for row in first if row[0].most_operators > many] for many in (False, True)}
+        self._shape = [graph.tensors[op.outputs[0]].shape if op.outputs else () for op in graph.operators]
+        self._behind = graph.descendants
+        self._moulds: dict[tuple[int, ...], int] = {}
 
     def _where(self, holds: Callable[[Operator], bool]) -> int:
         return sum(1 << op.index for op in self.graph.operators if holds(op))
+
+    def _fits(self, family: ScheduleFamily, mask: int, last: int, written: Sequence[int]) -> bool:
+        """Whether the results, and what depends on the last anchor, are such as the family says that it takes."""
+        shapes = self._shape
+        if family.one_shape and len(written) > 1 and len({shapes[m] for m in written}) > 1:
+            return False
+        behind = self._behind[last]
+        if family.results_behind:
+            for m in written:
+                if m != last and not behind >> m & 1:
+                    return False
+        return not family.keeps_shape or not mask & behind & ~self._mould(shapes[last])
+
+    def _mould(self, shape: tuple[int, ...]) -> int:
+        """The operators whose result has a shape, and those that change the layout, as a bit set."""
+        known = self._moulds.get(shape)
+        if known is None:
+            known = self._where(lambda op: self._shape[op.index] == shape or op.kind == "layout_change")
+            self._moulds[shape] = known
+        return known
 
     def cut(self, name: str) -> None:
         """Count what a threshold cut."""
@@ -127,8 +150,9 @@ class GroupJudge:
             f
             for f, admitted, anchors in self._first[len(members) > 1]
             if mask & admitted == mask
-            and 0 < (mask & anchors).bit_count() <= f.most_anchors
+            and f.least_anchors <= (mask & anchors).bit_count() <= f.most_anchors
             and len(outputs) <= f.most_results
+            and self._fits(f, mask, (mask & anchors).bit_length() - 1, written)
         ]
         if not possible:
             return None

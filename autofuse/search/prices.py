@@ -27,7 +27,7 @@ from itertools import chain
 
 import numpy as np
 
-from autofuse.graph.model import bits
+from autofuse.graph.model import bits, positions
 from autofuse.search.regions import LocalChoice
 
 _INFINITE = float("inf")
@@ -49,9 +49,10 @@ class Prices:
     cover: list[int] | None
 
 
-def priced(choice: LocalChoice, skippable: int) -> int:
-    """The operators whose prices a choice has to pay, as a bit set."""
-    return choice.owned | choice.extra & skippable
+def priced(choice: LocalChoice, skippable: int) -> Sequence[int]:
+    """The operators whose prices a choice has to pay, ascending."""
+    extra = choice.extra & skippable
+    return positions(choice.owned | extra) if extra else choice.operators
 
 
 def prices(count: int, choices: Sequence[LocalChoice], weights: Sequence[float], skippable: int) -> Prices:
@@ -73,13 +74,13 @@ def sharper(count: int, choices: Sequence[LocalChoice], weights: Sequence[float]
     return made if made.bound >= first.bound else first
 
 
-def _rows(choices: Sequence[LocalChoice], skippable: int) -> list[tuple[int, ...]]:
-    return [c.operators if not c.extra & skippable else tuple(bits(priced(c, skippable))) for c in choices]
+def _rows(choices: Sequence[LocalChoice], skippable: int) -> list[Sequence[int]]:
+    return [priced(c, skippable) for c in choices]
 
 
 def _feasible(
     price: list[float],
-    rows: Sequence[tuple[int, ...]],
+    rows: Sequence[Sequence[int]],
     weights: Sequence[float],
     skippable: int,
     cover: list[int] | None,
@@ -102,7 +103,7 @@ class _Table:
     """Prices that are being raised, and what they leave of each choice's weight."""
 
     def __init__(
-        self, price: list[float], rows: Sequence[tuple[int, ...]], weights: Sequence[float], skippable: int
+        self, price: list[float], rows: Sequence[Sequence[int]], weights: Sequence[float], skippable: int
     ) -> None:
         self.price = price
         self.skippable = skippable

@@ -102,10 +102,10 @@ class RegionSearch:
         self.work = 0  # states, and transitions that weigh as much
         self.may_skip = skippable(region)
         # A bound of what is left: the prices of what is undecided. Choices pay for what they recompute too.
-        self.share = prices(len(region.operators), region.choices, self.weights, self.may_skip).of
-        self.share_of = [sum([self.share[v] for v in bits(priced(c, self.may_skip))]) for c in region.choices]
+        share = self.share = prices(len(region.operators), region.choices, self.weights, self.may_skip).of
+        self.share_of = [sum([share[v] for v in priced(c, self.may_skip)]) for c in region.choices]
         # Not a bound: recomputing an operator does not make it free.
-        self.fair_of = [sum([self.share[v] for v in c.operators]) for c in region.choices]
+        self.fair_of = [sum([share[v] for v in c.operators]) for c in region.choices]
         self._sort_choices()
 
     def _sort_choices(self) -> None:
@@ -318,9 +318,12 @@ class RegionSearch:
     def _still_needed(self, lost: int, decided: int) -> int:
         """Of the results that are not in memory, those that something undecided may want."""
         left = 0
-        for v in bits(lost):
-            if self.region.needs[v] & ~decided:
-                left |= 1 << v
+        needs = self.region.needs
+        while lost:
+            low = lost & -lost
+            if needs[low.bit_length() - 1] & ~decided:
+                left |= low
+            lost ^= low
         return left
 
     def _still_live(self, live: int, decided: int) -> int:

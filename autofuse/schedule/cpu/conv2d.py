@@ -39,6 +39,8 @@ class Conv2dFamily(ScheduleFamily):
     version: ClassVar[int] = 4
     configuration: ClassVar[type[Configuration]] = Conv2dConfiguration
     most_anchors: ClassVar[int] = 1
+    results_behind: ClassVar[bool] = True
+    keeps_shape: ClassVar[bool] = True
 
     def anchors(self, op: Operator) -> bool:
         """Blocked convolutions."""

@@ -24,6 +24,8 @@ class DepthwiseFamily(ScheduleFamily):
     version: ClassVar[int] = 2
     configuration: ClassVar[type[Configuration]] = PlaneConfiguration
     most_anchors: ClassVar[int] = 1
+    results_behind: ClassVar[bool] = True
+    keeps_shape: ClassVar[bool] = True
 
     def anchors(self, op: Operator) -> bool:
         """Blocked depthwise convolutions."""

@@ -50,14 +50,18 @@ class DepthwisePointwiseFamily(ScheduleFamily):
     name: ClassVar[str] = "depthwise_pointwise"
     version: ClassVar[int] = 1
     configuration: ClassVar[type[Configuration]] = DepthwisePointwiseConfiguration
+    least_anchors: ClassVar[int] = 2
+    most_anchors: ClassVar[int] = 2
+    results_behind: ClassVar[bool] = True
+    keeps_shape: ClassVar[bool] = True
 
     def anchors(self, op: Operator) -> bool:
-        """Depthwise convolutions."""
-        return P.is_depthwise(op)
+        """Depthwise and pointwise convolutions."""
+        return P.is_depthwise(op) or P.is_pointwise(op)
 
     def admits(self, op: Operator) -> bool:
-        """Both, and what may surround them."""
-        return P.is_depthwise(op) or P.is_pointwise(op) or W.may_surround(op)
+        """These, and what may surround them."""
+        return self.anchors(op) or W.may_surround(op)
 
     def match(self, group: Group, hardware: Hardware) -> Refusal | None:
         """A depthwise convolution, then a pointwise one; elementwise operators around both."""

@@ -114,6 +114,7 @@ class ElementwiseFamily(ScheduleFamily):
     name: ClassVar[str] = "elementwise"
     version: ClassVar[int] = 6
     configuration: ClassVar[type[Configuration]] = ElementwiseConfig
+    one_shape: ClassVar[bool] = True
 
     def admits(self, op: Operator) -> bool:
         """What neither reduces nor contracts."""

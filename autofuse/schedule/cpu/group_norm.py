@@ -37,6 +37,8 @@ class GroupNormFamily(ScheduleFamily):
     version: ClassVar[int] = 1
     configuration: ClassVar[type[Configuration]] = GroupNormConfiguration
     most_anchors: ClassVar[int] = 1
+    results_behind: ClassVar[bool] = True
+    keeps_shape: ClassVar[bool] = True
 
     def anchors(self, op: Operator) -> bool:
         """Group normalisations of whole blocks."""

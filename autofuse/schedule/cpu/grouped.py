@@ -113,6 +113,8 @@ class GroupedFamily(ScheduleFamily):
     version: ClassVar[int] = 1
     configuration: ClassVar[type[Configuration]] = GroupedConfiguration
     most_anchors: ClassVar[int] = 1
+    results_behind: ClassVar[bool] = True
+    keeps_shape: ClassVar[bool] = True
 
     def anchors(self, op: Operator) -> bool:
         """Grouped convolutions whose groups do not fill blocks."""

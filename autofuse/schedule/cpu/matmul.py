@@ -58,6 +58,7 @@ class MatmulFamily(ScheduleFamily):
     version: ClassVar[int] = 4
     configuration: ClassVar[type[Configuration]] = MatmulConfiguration
     most_anchors: ClassVar[int] = 1
+    results_behind: ClassVar[bool] = True
 
     def anchors(self, op: Operator) -> bool:
         """Matrix products."""

@@ -110,6 +110,8 @@ class TransposedFamily(ScheduleFamily):
     version: ClassVar[int] = 1
     configuration: ClassVar[type[Configuration]] = TransposedConfiguration
     most_anchors: ClassVar[int] = 1
+    results_behind: ClassVar[bool] = True
+    keeps_shape: ClassVar[bool] = True
 
     def anchors(self, op: Operator) -> bool:
         """Transposed convolutions."""
