@@ -11,13 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from autofuse.graph.model import Group, Operator
 from autofuse.graph.reasons import Refusal
 from autofuse.schedule.cpu import window as W
 from autofuse.schedule.cpu import window_pair as P
-from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily
+from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily, shape_of_row
 from autofuse.target import Hardware
 
 if TYPE_CHECKING:
@@ -75,9 +78,21 @@ class PointwiseDepthwiseFamily(ScheduleFamily):
 
     def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
         """Both phases' work and traffic added up; a ring of rows instead of the pointwise results."""
-        assert isinstance(config, PointwiseDepthwiseConfiguration)
-        pair = self._pair(group, hardware)
-        return _tiling(pair.depthwise, pair.inputs, config, hardware).around(pair)
+        return shape_of_row(self.shape_rows(group, [config], hardware)[0])
+
+    def shape_rows(self, group: Group, configs: Sequence[Configuration], hardware: Hardware) -> NDArray[np.float64]:
+        """All at once: groups around equal pairs share most of it."""
+        return self.shapes_of([(group, configs)], hardware)
+
+    def shapes_of(
+        self, asked: Sequence[tuple[Group, Sequence[Configuration]]], hardware: Hardware
+    ) -> NDArray[np.float64]:
+        """All at once, of all groups."""
+        parts = []
+        for group, configs in asked:
+            pair = self._pair(group, hardware)
+            parts.append((pair, _tilings(pair.depthwise, pair.inputs, tuple(configs), hardware)))
+        return P.shape_rows(parts)
 
     def apply(self, func: PrimFunc, group: Group, config: Any, hardware: Hardware) -> PrimFunc:
         """See the module's description."""
@@ -95,10 +110,16 @@ class PointwiseDepthwiseFamily(ScheduleFamily):
         return found
 
 
-@lru_cache(maxsize=4096)
-def _tiling(
-    layer: P.Depthwise, inputs: int, c: PointwiseDepthwiseConfiguration, hardware: Hardware
-) -> P.Tiling:  # fmt: skip
+@lru_cache(maxsize=1024)
+def _tilings(
+    layer: P.Depthwise, inputs: int, configs: tuple[Configuration, ...], hardware: Hardware
+) -> tuple[P.Tiling, ...]:
+    """One for all groups around equal pairs."""
+    chosen = cast("tuple[PointwiseDepthwiseConfiguration, ...]", configs)
+    return tuple(_tiling(layer, inputs, c, hardware) for c in chosen)
+
+
+def _tiling(layer: P.Depthwise, inputs: int, c: PointwiseDepthwiseConfiguration, hardware: Hardware) -> P.Tiling:
     lanes, blocks = layer.lanes, layer.blocks
     parts, shares = ceil(layer.oh / c.hb), P.shares(blocks, c.nb, c.cob)
     tasks = layer.n * parts * shares

@@ -8,18 +8,23 @@ out no rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import ceil
+
+import numpy as np
+from numpy.typing import NDArray
 
 from autofuse.graph.model import Group, Operator, Tensor
 from autofuse.graph.reasons import Refusal
 from autofuse.schedule.cpu import window as W
-from autofuse.schedule.family import KernelShape, remembered
+from autofuse.schedule.family import SHAPE_COLUMN, KernelShape, remembered, shape_matrix
 from autofuse.target import Hardware
 
 # Multiply-adds of depthwise results in one unrolled tile.
 _MOST_TAPS = 256
+_L3, _MEMORY, _RECOMPUTE = (SHAPE_COLUMN[name] for name in ("l3_bytes", "memory_bytes", "recompute"))
 _VARIANT = {"depthwise": "depthwise", "pointwise": "blocked"}
 
 
@@ -82,6 +87,12 @@ class Pair:
         """Compulsory traffic: every operand and result of the group once."""
         tensors = self.group.graph.tensors
         return sum(tensors[t].bytes for t in (*self.group.inputs, *self.group.outputs))
+
+    @cached_property
+    def beside_bytes(self) -> int:
+        """Those of them that are no operand or result of the convolutions."""
+        own = (self.first.data, self.first.weight, self.second.weight, self.second.out)
+        return max(0, self.memory_bytes - sum(t.bytes for t in own))
 
     @cached_property
     def work(self) -> tuple[int, int, int]:
@@ -180,17 +191,19 @@ class Tiling:
     first: float
     second: float
 
-    def around(self, pair: Pair) -> KernelShape:
-        """The kernel shape of a group."""
-        own = (pair.first.data, pair.first.weight, pair.second.weight, pair.second.out)
-        before, first, second = pair.work
-        executed = before * self.before + first * self.first + second * self.second
-        return replace(
-            self.shape,
-            recompute=max(1.0, executed / max(1, before + first + second)),
-            l3_bytes=self.shape.l3_bytes + max(0, pair.memory_bytes - sum(t.bytes for t in own)),
-            memory_bytes=pair.memory_bytes,
-        )
+
+def shape_rows(parts: Sequence[tuple[Pair, Sequence[Tiling]]]) -> NDArray[np.float64]:
+    """The kernels' shapes of groups from their tilings, one group after another, as `shape_matrix` gives them."""
+    tilings = [tiling for _, made in parts for tiling in made]
+    facts = np.array([(*pair.work, pair.beside_bytes, pair.memory_bytes) for pair, _ in parts], np.float64)
+    before, first, second, beside, memory = np.repeat(facts, [len(made) for _, made in parts], axis=0).T
+    times = np.array([(t.before, t.first, t.second) for t in tilings], np.float64).T
+    executed = before * times[0] + first * times[1] + second * times[2]
+    rows = shape_matrix([t.shape for t in tilings])
+    rows[:, _RECOMPUTE] = np.maximum(1.0, executed / np.maximum(1.0, before + first + second))
+    rows[:, _L3] += beside
+    rows[:, _MEMORY] = memory
+    return rows
 
 
 def loads(depthwise: float, columns: int, pointwise: float, tile: tuple[int, int], hardware: Hardware) -> float:
