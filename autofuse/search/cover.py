@@ -138,6 +138,10 @@ class CoverSearch:
             memo: dict[tuple[object, ...], tuple[list[int], list[int]] | None] = {}
             known_sets = [set(k) for k in known]
             for region in regions:
+                if len(region.choices) == 1 and not region.choices[0].extra:
+                    kept.append(region.choices[0].position)
+                    best.append(region.choices[0].position)
+                    continue
                 structure = region.structure(weights)
                 if structure not in memo:
                     covers = [[j for j, c in enumerate(region.choices) if c.position in k] for k in known_sets]
@@ -169,8 +173,6 @@ class CoverSearch:
         self, region: Region, weights: Sequence[float], covers: Sequence[list[int]]
     ) -> tuple[list[int], list[int]] | None:
         """Positions of the region's choices that may be in a cheapest cover, and of the best cover so far."""
-        if len(region.choices) == 1 and not region.choices[0].extra:
-            return [0], [0]
         own = [weights[c.position] for c in region.choices]
         found = prices(len(region.operators), region.choices, own, skippable(region))
         candidates = [*covers, *([found.cover] if found.cover is not None else [])]

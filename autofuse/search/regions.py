@@ -122,12 +122,15 @@ def cut(
     for i in taken:
         inside[where[choices[i].group.members[0]]].append(i)
         repeated |= choices[i].recomputed
-    return [_region(graph, tuple(part), choices, inside[r], repeated) for r, part in enumerate(parts)]
+    return [_region(graph, tuple(part), choices, inside[r], repeated, whole) for r, part in enumerate(parts)]
 
 
 def _region(
-    graph: Graph, part: tuple[int, ...], choices: Sequence[Choice], taken: Sequence[int], repeated: int
+    graph: Graph, part: tuple[int, ...], choices: Sequence[Choice], taken: Sequence[int], repeated: int, whole: bool
 ) -> Region:
+    if len(taken) == 1 and not whole and not choices[taken[0]].recomputed:
+        count = len(part)  # decided: nothing is asked of what it reads and writes
+        return Region(part, (LocalChoice(taken[0], (1 << count) - 1, tuple(range(count)), 0, 0, 0),), 0, (0,) * count)
     local = {op: i for i, op in enumerate(part)}
     final = set(graph.outputs)
     must_write = 0
@@ -154,11 +157,11 @@ def _region(
             rows.append(LocalChoice(i, owned >> first, operators, extra >> first, reads, writes >> first))
     else:
         number = {place: i for i, place in enumerate(places)}
-        whole = sum(1 << place for place in places)
+        held = sum(1 << place for place in places)
 
         def renumber(mask: int) -> int:
             out = 0
-            for place in positions(mask & whole):
+            for place in positions(mask & held):
                 out |= 1 << number[place]
             return out
 
