@@ -52,13 +52,17 @@ def collect(store: Path, networks: Sequence[str], options: argparse.Namespace, e
     if evaluation:
         command.append("--evaluation")
     begin = time.monotonic()
-    run = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True)
-    # What ends this script ends the collection, which keeps what it has and gives its counts.
-    before = {
-        number: signal.signal(number, lambda *_: run.send_signal(signal.SIGINT))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    run: subprocess.Popen[str] | None = None
+
+    def end(*_: object) -> None:
+        if run is not None:
+            run.send_signal(signal.SIGINT)
+
+    # What ends this script ends the collection, which keeps what it has and gives its counts. The handlers come first:
+    # a signal that is ignored here (a shell's background job ignores interrupts) would be ignored there too.
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
+        run = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True)
         said, _ = run.communicate()
     finally:
         for number, handler in before.items():

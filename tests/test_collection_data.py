@@ -115,3 +115,21 @@ time.sleep(30)
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     assert collect_data.collect(Path("x.db"), ["vgg16"], options, evaluation=False)["interrupted"]
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+def test_an_interrupt_that_the_script_was_started_without_reaches_the_collection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A shell's background job ignores interrupts; the collection does not."""
+    said = json.dumps({**RUN, "failures": []})
+    program = f"import signal; assert signal.getsignal(signal.SIGINT) is signal.default_int_handler; print({said!r})"
+    begin = subprocess.Popen
+    monkeypatch.setattr(
+        collect_data.subprocess, "Popen", lambda _, **how: begin([sys.executable, "-c", program], **how)
+    )
+    options = argparse.Namespace(configs=3, explore=1, per_model=5, per_unseen=9, again=7, threads=0, budget=None)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert collect_data.collect(Path("x.db"), ["vgg16"], options, evaluation=False)["measured"] == 5400
+    finally:
+        signal.signal(signal.SIGINT, before)
