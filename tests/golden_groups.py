@@ -182,6 +182,7 @@ GROUPS: Mapping[str, Mapping[str, Callable[[], Made]]] = {
     "conv2d": {
         "3x3 relu": sketched(lambda s: convolution(s, kernel=(3, 3), padding=(1, 1, 1, 1))),
         "1x1 stride 2 relu add relu": sketched(residual),
+        "1x1 relu": sketched(lambda s: convolution(s, kernel=(1, 1))),
     },
     "winograd": {"3x3 relu": sketched(lambda s: convolution(s, kernel=(3, 3), padding=(1, 1, 1, 1)))},
     "depthwise": {"3x3 stride 2 sigmoid": sketched(depthwise), "3x3 by rows": sketched(depthwise_by_rows)},

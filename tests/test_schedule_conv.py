@@ -12,6 +12,7 @@ from autofuse.graph.model import Group, MappingType
 from autofuse.schedule import ScheduleError
 from autofuse.schedule.cpu.conv2d import Conv2dFamily
 from autofuse.schedule.cpu.conv_pool import ConvPoolFamily
+from autofuse.schedule.cpu.conv_tiling import Conv2dConfiguration
 from autofuse.schedule.cpu.depthwise import DepthwiseFamily
 from autofuse.schedule.cpu.pool import PoolFamily
 from autofuse.schedule.family import ScheduleFamily
@@ -104,6 +105,38 @@ def test_configurations_of_the_first_layer_are_right() -> None:
     result = sketch.conv2d(data, values, 16, (3, 3), strides=(2, 2), padding=(1, 1, 1, 1))
     case = sketch.finish(*epilogue(sketch, result, "relu"))
     case.check(Conv2dFamily(), Conv2dFamily().configs(case.group, HARDWARE)[::2])
+
+
+@pytest.mark.parametrize("prologue", ["", "sigmoid"])
+@pytest.mark.parametrize(("n", "inputs", "channels", "rows", "columns"), [(1, 40, 56, 7, 7), (2, 24, 40, 3, 5)])
+def test_tiles_of_places_are_right(n: int, inputs: int, channels: int, rows: int, columns: int, prologue: str) -> None:
+    """1x1 convolutions whose tiles divide neither places nor channels nor tasks, data read, staged or made before."""
+    sketch = Sketch()
+    data, values = start(sketch, (n, inputs, rows, columns), prologue)
+    case = sketch.finish(*epilogue(sketch, sketch.conv2d(data, values, channels, (1, 1)), "residual"))
+    offered = [c for c in Conv2dFamily().configs(case.group, HARDWARE) if c.ht == 0]
+    assert offered
+    pads = (1, 2) if prologue else (0,)
+    odd = [Conv2dConfiguration(3, 0, 4, 2, 2, pad, 1, 1) for pad in pads]
+    case.check(Conv2dFamily(), [*offered[:2], *odd])
+
+
+def test_tiles_of_places_need_results_of_single_places() -> None:
+    """Strides, windows, and padding keep tiles within rows."""
+    for kernel, how in (((3, 3), {"padding": (1, 1, 1, 1)}), ((1, 1), {"strides": (2, 2)}), ((1, 1), {"groups": 2})):
+        sketch = Sketch()
+        data, values = start(sketch, (1, 16, 7, 7), "")
+        case = sketch.finish(sketch.conv2d(data, values, 32, kernel, **how))
+        assert all(c.ht for c in Conv2dFamily().configs(case.group, HARDWARE))
+
+
+def test_a_first_choice_fills_small_images() -> None:
+    """7 x 7 places in tiles of five, channels in tiles of two: nothing is left over but a tile of four places."""
+    sketch = Sketch()
+    data, values = start(sketch, (1, 1024, 7, 7), "")
+    case = sketch.finish(sketch.conv2d(data, values, 1024, (1, 1)))
+    first = Conv2dFamily().configs(case.group, HARDWARE)[0]
+    assert (first.nb, first.ht, first.mt) == (2, 0, 5)
 
 
 def test_grouped_conv2d_keeps_to_its_groups() -> None:

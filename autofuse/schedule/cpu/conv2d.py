@@ -17,6 +17,13 @@ from autofuse.target import Hardware
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
 
+# Operations below which one thread is quicker than several.
+_SERIAL = 400_000
+# Bytes of weights that stream from L2 for every task.
+_STREAMED = 600 << 10
+# What a step of a tile of places counts for, beside one of a tile of rows.
+_PLACES = 0.99
+
 
 @remembered
 def _parts(group: Group) -> tuple[W.Window, Extents]:
@@ -36,7 +43,7 @@ class Conv2dFamily(ScheduleFamily):
     """Direct convolution on blocked layouts: accumulators in registers, epilogue applied to the tile."""
 
     name: ClassVar[str] = "conv2d"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     configuration: ClassVar[type[Configuration]] = Conv2dConfiguration
     most_anchors: ClassVar[int] = 1
     results_behind: ClassVar[bool] = True
@@ -86,12 +93,25 @@ class Conv2dFamily(ScheduleFamily):
         """Tile the convolution, put its padding at the task and its epilogue at the register tile."""
         from autofuse.schedule import blocks as B
 
-        return B.guarded(f"conv2d {config.text}", lambda: _apply(func, config))
+        if config.ht:
+            return B.guarded(f"conv2d {config.text}", lambda: _apply(func, config))
+        from autofuse.schedule.cpu.conv_places_nests import PlacesNests
+
+        window, e = _parts(group)
+        return B.guarded(f"conv2d {config.text}", lambda: PlacesNests(func, window, e, config).build())
+
+
+def register_tiles(e: Extents, hardware: Hardware) -> tuple[tuple[int, int, int], ...]:
+    """Register tiles (nb, ht, mt) of rows, best first."""
+    return tuple(tile for _, tile in _row_tiles(e, hardware))
 
 
 @lru_cache(maxsize=1024)
-def register_tiles(e: Extents, hardware: Hardware) -> tuple[tuple[int, int, int], ...]:
-    """Register tiles (nb, ht, mt), best first. Accumulators, nb weights and one broadcast must fit the registers."""
+def _row_tiles(e: Extents, hardware: Hardware) -> tuple[tuple[float, tuple[int, int, int]], ...]:
+    """Register tiles with their cycles for a step of one accumulator, best first.
+
+    Accumulators, nb weights and one broadcast must fit the registers.
+    """
     registers = hardware.vector_registers
     most = registers - registers // 4  # more accumulators than this spilled
     if e.ib == 1:
@@ -116,15 +136,48 @@ def register_tiles(e: Extents, hardware: Hardware) -> tuple[tuple[int, int, int]
                 time = full * _tile_time(nb, ht, mt, chains) + (_tile_time(nb, ht, rest, chains) if rest else 0.0)
                 scored.append((time / (nb * ht * e.ow), rest != 0, ht, nb, (nb, ht, mt)))
     scored.sort()
-    return tuple(item[-1] for item in scored)
+    return tuple((item[0], item[-1]) for item in scored)
+
+
+@lru_cache(maxsize=1024)
+def _place_tiles(e: Extents, hardware: Hardware) -> tuple[tuple[float, tuple[int, int, int]], ...]:
+    """Register tiles (nb, 0, mt) of places with their cycles for a step of one accumulator, best first.
+
+    Neither need divide. One block alone meets every broadcast with a single multiply-add.
+    """
+    if e.places < 2:
+        return ()
+    registers = hardware.vector_registers
+    most = registers - registers // 4
+    others = 1 if hardware.fused else 2
+    chains = W.chains_needed(hardware)
+    scored = []
+    for nb in range(min(2, e.oc), min(e.oc, 3 if registers <= 16 else 6) + 1):
+        for mt in range(1, min(e.places, most // nb) + 1):
+            if nb * mt + nb + others > registers:
+                continue
+            time, ragged = 0.0, 0
+            for count, blocks in ((e.oc // nb, nb), (1, e.oc % nb)):
+                for times, places in ((e.places // mt, mt), (1, e.places % mt)):
+                    if blocks and places:
+                        time += count * times * _tile_time(blocks, 0, places, chains)
+                        ragged += (blocks, places) != (nb, mt)
+            scored.append((time / (e.oc * e.places), ragged, (nb, 0, mt)))
+    scored.sort()
+    return tuple((item[0], item[-1]) for item in scored)
 
 
 @lru_cache(maxsize=1024)
 def _configurations(e: Extents, staged: bool, weight_bytes: int, hardware: Hardware) -> tuple[Conv2dConfiguration, ...]:
     """The configurations of a convolution, whatever stands around it; staged: its data is padded or computed."""
     found: dict[Conv2dConfiguration, None] = {}
-    for nb, ht, mt in register_tiles(e, hardware)[:4]:
-        for task in _tasks(e, nb, ht, mt, staged, weight_bytes, hardware):
+    tiles = [*_row_tiles(e, hardware)[:4], *_place_tiles(e, hardware)[:2]]
+    # Of equal tiles those of places were up to 8 % faster, but not where data that are computed cost divisions.
+    tiles.sort(key=lambda item: item[0] * (1.0 if item[1][1] or staged else _PLACES))
+    for _, (nb, ht, mt) in tiles:
+        tasks = _tasks(e, nb, ht, mt, staged, weight_bytes, hardware) if ht else _place_tasks(
+            e, nb, mt, staged, weight_bytes, hardware)  # fmt: skip
+        for task in tasks:
             found[task] = None
     ordered = list(found)
     # Round-robin over the tiles: the first choice of each before the second of any.
@@ -143,8 +196,43 @@ def _tile_time(nb: int, ht: int, mt: int, chains: int) -> float:
 
     Loads cost a little even when the multiply-adds hide them, weights (a whole vector each) more than broadcasts.
     """
-    accumulators = nb * ht * mt
-    return max(accumulators / 2.0, (nb + ht * mt) / 2.5, chains / 2.0) + 0.1 * nb + 0.05 * ht * mt
+    places = max(1, ht) * mt
+    return max(nb * places / 2.0, (nb + places) / 2.5, chains / 2.0) + 0.1 * nb + 0.05 * places
+
+
+def _place_tasks(
+    e: Extents, nb: int, mt: int, staged: bool, weight_bytes: int, hardware: Hardware
+) -> list[Conv2dConfiguration]:
+    """Task shapes for one register tile of places, best first.
+
+    As many tasks as cores, since each reads all weights or all data of its image; more where a task's data and results
+    would leave L2.
+    """
+    cores = hardware.cores
+    channel_tiles, place_tiles = -(-e.oc // nb), -(-e.places // mt)
+    made: list[Conv2dConfiguration] = []
+
+    def add(cob: int, hb: int, pad: int, parallel: int = 1) -> None:
+        tasks = e.n * -(-channel_tiles // cob) * -(-place_tiles // hb)
+        made.append(Conv2dConfiguration(nb, 0, mt, cob, hb, pad if staged else 0, 1, parallel if tasks > 1 else 0))
+
+    work = 2 * e.n * e.oc * e.ob * e.places * e.ic * e.ib
+    needed = max(1, -(-cores // e.n))
+    if work < _SERIAL:
+        add(channel_tiles, place_tiles, 1, parallel=0)
+    task_bytes = 4 * e.places * (e.ic * e.ib + e.oc * e.ob)
+    waves = max(1, -(-task_bytes // (needed * hardware.l2_bytes)))
+    by_places = [(channel_tiles, -(-place_tiles // min(place_tiles, needed * w)), 1) for w in (waves, 2 * waves)]
+    by_channels = (-(-channel_tiles // min(channel_tiles, needed)), place_tiles, 2)
+    apart = staged or channel_tiles < needed or W.shares_rows(e.oh * e.ow * e.ob, cores)
+    # Weights beyond that, read by every task for a few places, took 1.2 times as long.
+    streamed = weight_bytes <= _STREAMED or channel_tiles < needed
+    first, second = (by_places, [by_channels]) if streamed and apart else ([by_channels], by_places if streamed else [])
+    for task in (*first, *second):
+        add(*task)
+    if _SERIAL <= work < 10 * _SERIAL:
+        add(channel_tiles, place_tiles, 1, parallel=0)
+    return made
 
 
 def _tasks(
@@ -167,7 +255,7 @@ def _tasks(
             parallel = 0
         made.append(Conv2dConfiguration(nb, ht, mt, cob, hb, pad if staged else 0, chunk, parallel))
 
-    serial = work < 400_000
+    serial = work < _SERIAL
     if serial:
         add(channel_tiles, row_tiles, 1, parallel=0)
     # Rows in parallel, all output channels inside: the padding is computed where it is used, weights stream from L2.
@@ -177,7 +265,7 @@ def _tasks(
     tiles = _even(channel_tiles, max(1.0, channel_tiles / max(1.0, 4.0 * cores / e.n)), e.n, cores)
     by_channels = (tiles, row_tiles, 2)
     apart = staged or channel_tiles // tiles < cores or W.shares_rows(e.oh * e.ow * e.ob, cores)
-    first, second = (by_rows, by_channels) if weight_bytes <= 600 << 10 and apart else (by_channels, by_rows)
+    first, second = (by_rows, by_channels) if weight_bytes <= _STREAMED and apart else (by_channels, by_rows)
     for chunk in chunks:
         add(*first, chunk)
         add(*second, chunk)
@@ -186,7 +274,7 @@ def _tasks(
     if channel_tiles > 1:
         half = W.divisor_near(channel_tiles, max(1.0, channel_tiles / 2.0))
         add(half, rows, 2)
-    if not serial and work < 4_000_000:
+    if not serial and work < 10 * _SERIAL:
         add(channel_tiles, row_tiles, 1, parallel=0)
     return made
 

@@ -30,6 +30,8 @@ from autofuse.target import Hardware
 # Vector operations that an operation costs whose result is broadcast: it fills one lane of a vector, beside
 # multiply-adds (measured: 1x1 convolutions with an addition before them took 7 % longer than with one after them).
 _BROADCAST_OPERATION = 4.0
+# Tasks of unequal size count as equal up to this share of all work: tiles differ by more than the model sees.
+_UNEVEN = 0.05
 # Sets of configurations of one convolution that are remembered.
 _MOST_KNOWN = 64
 
@@ -41,6 +43,8 @@ _L3, _MEMORY, _RECOMPUTE = (SHAPE_COLUMN[name] for name in ("l3_bytes", "memory_
 class Conv2dConfiguration(Configuration):
     """Register tile: `nb` channel blocks × `ht` rows × `mt` columns. A task: `cob` tiles of channels × `hb` of rows.
 
+    ht = 0: tiles of `mt` places run on over the ends of rows, and a task has `hb` of them; the last tile of places, of
+    channels and of a task's share may be smaller (1×1 only). Otherwise the tiles divide channels and rows.
     pad: 0 data read as it is (or padding inlined), 1 computed by each task, 2 computed before by a loop of its own.
     chunk: input channel chunks, outside the spatial loops of a task. parallel: 0 runs on the calling thread.
     """
@@ -78,6 +82,12 @@ class Extents:
     def pointwise(self) -> bool:
         """Whether the kernel is 1×1."""
         return self.kh * self.kw == 1
+
+    @property
+    def places(self) -> int:
+        """Places of an image if a result depends on the data at its own place alone, else 0."""
+        alone = self.pointwise and self.groups == 1 and (self.oh, self.ow) == (self.height, self.width)
+        return self.oh * self.ow if alone and self.ib == self.ob else 0
 
 
 def extents(window: W.Window) -> Extents:
@@ -190,6 +200,8 @@ def _tiling(
     c: Conv2dConfiguration, e: Extents, weights: int, results: int, machine: tuple[int, int, int]
 ) -> tuple[KernelShape, int]:
     """The kernel's shape but for what stands around the convolution, and the bytes of data that all tasks read."""
+    if not c.ht:
+        return _tiling_of_places(c, e, machine)
     l1_bytes, l2_bytes, needed = machine
     channel_tiles, row_tiles = e.oc // c.nb, e.oh // c.ht
     tasks = e.n * (channel_tiles // c.cob) * (row_tiles // c.hb)
@@ -232,6 +244,57 @@ def _tiling(
         exposed=task_data / footprint if c.pad else 0.0,
     )
     return shape, tasks * task_data
+
+
+def _tiling_of_places(c: Conv2dConfiguration, e: Extents, machine: tuple[int, int, int]) -> tuple[KernelShape, int]:
+    """`_tiling` where tiles of places run on over the ends of rows."""
+    l1_bytes, l2_bytes, needed = machine
+    places, depth = e.places, e.ic * e.ib
+    channel_tiles, place_tiles = math.ceil(e.oc / c.nb), math.ceil(places / c.mt)
+    shares, parts = math.ceil(channel_tiles / c.cob), math.ceil(place_tiles / c.hb)
+    tasks = e.n * shares * parts
+    task_places, task_blocks = places / parts, e.oc / shares
+    task_data = 4 * depth * task_places
+    task_out = 4 * task_blocks * e.ob * task_places
+    tile_weights = 4 * c.nb * e.ob * depth
+    task_weights = 4 * task_blocks * e.ob * depth
+    passes = place_tiles / parts if tile_weights + 4 * c.mt * depth > l1_bytes else 1.0
+    data_passes = c.cob if task_data > l1_bytes // 2 else 1
+    footprint = task_data + task_weights + task_out
+    again = c.cob if footprint > l2_bytes and task_data > l2_bytes else 1
+    fmas = e.n * places * e.oc * depth
+    passed = task_weights * passes + task_data * data_passes + task_out
+    # What would be computed if the last tasks were as large as the others: cores wait for those.
+    most = shares * min(c.cob * c.nb, e.oc) * parts * min(c.hb * c.mt, places)
+    shape = KernelShape(
+        tasks=tasks if c.parallel else 1,
+        recompute=max(1.0, most / (e.oc * places) - _UNEVEN) if c.parallel else 1.0,
+        accumulators=c.nb * c.mt,
+        independent_chains=_place_chains(e, c, needed),
+        loads_per_fma=(c.nb + c.mt) / (c.nb * c.mt),
+        l1_bytes=4 * fmas * (e.ob * c.nb + c.mt) // (c.nb * c.mt),
+        l2_bytes=int(tasks * passed),
+        l3_bytes=int(tasks * (task_weights + task_data * again + task_out)),
+        footprint=int(footprint),
+        loops=2 if c.pad == 2 else 1,
+        exposed=task_data / footprint if c.pad else 0.0,
+    )
+    return shape, int(tasks * task_data)
+
+
+def _place_chains(e: Extents, c: Conv2dConfiguration, needed: int) -> int:
+    """`_chains` where the last tiles of places and of channels keep fewer accumulations in flight."""
+
+    def tiles(extent: int, size: int) -> list[tuple[int, int]]:
+        return [(extent // size, size), (1, extent % size)]
+
+    steps = sum(
+        m * k * max(blocks * count, needed)
+        for m, blocks in tiles(e.oc, c.nb) for k, count in tiles(e.places, c.mt) if blocks and count
+    )  # fmt: skip
+    if steps <= e.oc * e.places:
+        return c.nb * c.mt
+    return max(1, round(needed * e.oc * e.places / steps))
 
 
 def kernel_shape(window: W.Window, e: Extents, c: Conv2dConfiguration, hardware: Hardware) -> KernelShape:

@@ -9,6 +9,7 @@ from tvm import tirx
 
 from autofuse.schedule.cpu.loops import Cut, allocate, sequence, store
 from autofuse.schedule.cpu.pair_nests import PairNests
+from autofuse.schedule.cpu.window_nests import padded, product
 from autofuse.schedule.cpu.window_pair import Pair
 from autofuse.schedule.stages import finish, index
 
@@ -170,13 +171,8 @@ class DepthwisePointwiseNests(PairNests):
                     y, x = row0 + tirx.floordiv(place, across), tirx.floormod(place, across)
                     return self.behind.follow([n, block + index(j), y, x], acc, at)
 
-                return self.product(self.weights[1], block, blocks, pair.inputs, count, read, done)
+                return product(nest, self.lanes, self.weights[1], (block, blocks), pair.inputs, count, read, done)
 
             return nest.tiles(index(0), self.places.tiles, self.places, tile)
 
         return nest.tiles(share * index(c.cob), c.cob, self.channels, channels)
-
-
-def padded(places: int, lanes: int) -> int:
-    """Places of a channel block in the buffer: blocks a multiple of 512 bytes apart would share few lines of L1."""
-    return places + 1 if places * lanes * 4 % 512 == 0 else places

@@ -55,42 +55,6 @@ class PairNests:
         self.between = Epilogue(self.nest, lanes, one, between, homes, handed)
         self.behind = Epilogue(self.nest, lanes, two, behind, homes)
 
-    # -- pointwise ---------------------------------------------------------------------------------------------
-
-    def product(
-        self, weights: Any, block: Any, blocks: int, depth: int, count: int, read: Callable[[int, Any, Any], Any],
-        done: Callable[[int, int, Any, Any], Any],
-    ) -> Any:  # fmt: skip
-        """A register tile of a pointwise convolution: `count` places × `blocks` channel blocks from `block` on.
-
-        depth: channel blocks of data; read: (place, block, channel in it) → element; done: (place, number of the block,
-        buffer, where its vector starts there) → what is done with a vector of results.
-        """
-        nest, lanes = self.nest, self.lanes
-        acc = nest.registers("acc", (count * blocks * lanes,))
-        tile = [(i, j, (i * blocks + j) * lanes) for i in range(count) for j in range(blocks)]
-        zero = tirx.const(0.0, "float32")
-
-        def clear(place: int) -> Any:
-            return nest.vector(lanes, lambda lane: store(acc, zero, [index(place) + lane]))
-
-        def step(co: Any, ci: Any) -> Any:
-            def one(i: int, j: int, place: int) -> Any:
-                def add(lane: Any) -> Any:
-                    weight = tirx.BufferLoad(weights, [block + index(j), co, index(0), index(0), ci, lane])
-                    return store(acc, acc[index(place) + lane] + read(i, co, ci) * weight, [index(place) + lane])
-
-                return nest.vector(lanes, add)
-
-            return sequence(*[one(*item) for item in tile])
-
-        return sequence(
-            allocate(acc),
-            [clear(place) for _, _, place in tile],
-            nest.loop("co", depth, lambda co: nest.loop("ci", lanes, lambda ci: step(co, ci))),
-            [done(i, j, acc, index(place)) for i, j, place in tile],
-        )
-
     # -- depthwise ---------------------------------------------------------------------------------------------
 
     def taps(

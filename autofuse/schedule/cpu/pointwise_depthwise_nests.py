@@ -9,6 +9,7 @@ from tvm import tirx
 
 from autofuse.schedule.cpu.loops import Cut, allocate, sequence, store
 from autofuse.schedule.cpu.pair_nests import PairNests
+from autofuse.schedule.cpu.window_nests import product
 from autofuse.schedule.cpu.window_pair import Pair
 from autofuse.schedule.stages import finish, index
 
@@ -107,7 +108,7 @@ class PointwiseDepthwiseNests(PairNests):
 
                 return self.between.follow([n, block + index(j), y, x], acc, at, hand)
 
-            return self.product(self.weights[0], block, blocks, self.pair.inputs, count, read, done)
+            return product(nest, self.lanes, self.weights[0], (block, blocks), self.pair.inputs, count, read, done)
 
         return nest.tiles(index(0), cut.tiles, cut, tile)
 

@@ -218,3 +218,43 @@ def feeding(program: Program, buffer: Any) -> set[Any]:
             found.add(stage.buffer)
             queue += [load.source for load in stage.loads]
     return found
+
+
+def product(
+    nest: Nest, lanes: int, weights: Any, channels: tuple[Any, int], depth: int, count: int,
+    read: Callable[[int, Any, Any], Any], done: Callable[[int, int, Any, Any], Any],
+) -> Any:  # fmt: skip
+    """A register tile of a pointwise convolution: `count` places × channel blocks (the first one, their number).
+
+    depth: channel blocks of data; read: (place, block, channel in it) → element; done: (place, number of the block,
+    buffer, where its vector starts there) → what is done with a vector of results.
+    """
+    block, blocks = channels
+    acc = nest.registers("acc", (count * blocks * lanes,))
+    tile = [(i, j, (i * blocks + j) * lanes) for i in range(count) for j in range(blocks)]
+    zero = tirx.const(0.0, "float32")
+
+    def clear(place: int) -> Any:
+        return nest.vector(lanes, lambda lane: store(acc, zero, [index(place) + lane]))
+
+    def step(co: Any, ci: Any) -> Any:
+        def one(i: int, j: int, place: int) -> Any:
+            def add(lane: Any) -> Any:
+                weight = tirx.BufferLoad(weights, [block + index(j), co, index(0), index(0), ci, lane])
+                return store(acc, acc[index(place) + lane] + read(i, co, ci) * weight, [index(place) + lane])
+
+            return nest.vector(lanes, add)
+
+        return sequence(*[one(*item) for item in tile])
+
+    return sequence(
+        allocate(acc),
+        [clear(place) for _, _, place in tile],
+        nest.loop("co", depth, lambda co: nest.loop("ci", lanes, lambda ci: step(co, ci))),
+        [done(i, j, acc, index(place)) for i, j, place in tile],
+    )
+
+
+def padded(places: int, lanes: int) -> int:
+    """Places of a channel block in the buffer: blocks a multiple of 512 bytes apart would share few lines of L1."""
+    return places + 1 if places * lanes * 4 % 512 == 0 else places
