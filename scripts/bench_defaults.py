@@ -258,7 +258,7 @@ def main() -> int:
     failed = False
     if not options.page_only:
         failed = run(options)
-    from bench_kernels import write_page
+    from kernels_page import write_page
 
     print(f"wrote {write_page()}")
     return int(failed)

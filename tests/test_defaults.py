@@ -13,7 +13,7 @@ from autofuse.measure.turns import FEWEST, LEAST_ROUNDS, Turn, paired_ratios, ta
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 import bench_defaults
-import bench_kernels
+import kernels_page
 
 
 class Clock:
@@ -86,7 +86,7 @@ def test_the_loss_is_against_the_best_of_those_that_stayed_in() -> None:
 
 def test_the_page_keeps_the_section_and_names_what_is_beyond_the_limit() -> None:
     raws = [raw("b", {"a": 1.0, "b": 1.0}), raw("d", {"c": 0.5, "d": 1.0}, network="other")]
-    text = bench_kernels.page([], bench_defaults.section(raws))
+    text = kernels_page.page({}, bench_defaults.section(raws))
     rows = [line.split("|") for line in text.splitlines() if line.startswith("| ") and "---" not in line]
     assert [cell.strip() for cell in rows[1][1:7]] == ["conv2d", "2", "2", "1.50", "2.00", "1 of 2"]
     assert rows[-1][1].strip() == "other" and "`c`" in rows[-1][6]

@@ -19,6 +19,7 @@ _OTHERS: Mapping[str, str] = {
     "tvm-default": f"{_PEERS}.tvm_default:TvmDefaultPeer",
     ONNXRUNTIME: f"{_PEERS}.onnxruntime_cpu:OnnxRuntimePeer",
     "openvino": f"{_PEERS}.openvino_cpu:OpenVinoPeer",
+    "torch": f"{_PEERS}.torch_eager:TorchPeer",
     "torch-compile": f"{_PEERS}.torch_compiled:TorchCompilePeer",
 }
 # Each is `autofuse` with that strategy, everything else as asked for.

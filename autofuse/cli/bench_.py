@@ -21,7 +21,7 @@ from autofuse.errors import EngineError
     "--against",
     default="greedy,none,onnxruntime,openvino",
     show_default=True,
-    help="Other engines: also dp, hybrid, interval, tvm-greedy, tvm-default, torch-compile.",
+    help="Other engines: also dp, hybrid, interval, tvm-greedy, tvm-default, torch, torch-compile.",
 )
 @click.option(
     "--executable", "saved", multiple=True, metavar="NAME=OUT.so", help="Time a compiled model too, under a name."
