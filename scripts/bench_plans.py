@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import json
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -296,12 +297,14 @@ def main() -> int:
     for network in [] if options.page_only else options.networks or names():
         if (RAW / f"{network}.json").exists() and not (options.networks or options.again):
             continue
-        print(network, file=sys.stderr, flush=True)
+        begin = time.monotonic()
+        print(f"{time.strftime('%H:%M:%S')} {network}", file=sys.stderr, flush=True)
         folder = options.folder / network
         if options.prepare or not (folder / "prepared.json").exists():
             prepare(network, folder, processors())
         if not options.prepare:
             write_json(RAW / f"{network}.json", measure(folder))
+        print(f"  took {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
     if not options.prepare:
         found = [RAW / f"{name}.json" for name in names()]
         raws = [json.loads(path.read_text(encoding="utf-8")) for path in found if path.exists()]
