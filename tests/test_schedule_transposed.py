@@ -31,7 +31,7 @@ GEOMETRY = (
 @given(
     geometry=st.sampled_from(GEOMETRY), n=st.sampled_from([1, 1, 2]), h=st.sampled_from([3, 4, 7]),
     w=st.sampled_from([3, 5, 8, 13]),
-    channels=st.sampled_from([(8, 8, 1), (13, 20, 1), (16, 32, 2), (24, 24, 24), (16, 17, 1)]),
+    channels=st.sampled_from([(8, 8, 1), (13, 20, 1), (16, 32, 2), (24, 24, 24), (16, 17, 1), (1, 9, 1)]),
     prologue=st.sampled_from(["", "", "relu"]), after=st.sampled_from(EPILOGUES), pick=st.integers(0, 11),
 )  # fmt: skip
 def test_transposed_convolutions_are_right_on_any_shape(

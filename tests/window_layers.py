@@ -58,10 +58,10 @@ def transposed(
     channels = plain.shape[1]
     weight = sketch.uniform((channels, outputs // groups, *kernel), (channels // groups) ** -0.5)
     answer = scattered(plain, weight, strides, padding, extra, groups)
-    depthwise = groups == channels == outputs
+    depthwise = 1 < groups == channels == outputs
     forward = weight.reshape(groups, channels // groups, outputs // groups, *kernel).transpose(0, 2, 1, 3, 4)
     forward = forward.reshape(outputs, channels // groups, *kernel)
-    constant = sketch.source((), Role.CONSTANT, pack_transposed(forward, strides, padding, 8))
+    constant = sketch.source((), Role.CONSTANT, pack_transposed(forward, strides, padding, 8, depthwise))
     attrs = {
         "kernel": kernel, "strides": strides, "padding": padding, "out": answer.shape[2:], "groups": groups
     }  # fmt: skip

@@ -201,7 +201,7 @@ def _transposed(
     packed = state.packed(
         source,
         f"transposed {place} {merged}",
-        lambda: window_operators.pack_transposed(merge(array, groups, merged), strides, given, lanes),
+        lambda: window_operators.pack_transposed(merge(array, groups, merged), strides, given, lanes, depthwise),
     )
     arguments: dict[str, Any] = {
         "kernel": kernel, "strides": strides, "padding": given, "out": list(shape[2:]), "groups": left

@@ -76,9 +76,9 @@ def grouped_conv2d(
     return te.compute((n, outer, oh, ow, block), multiply_add, name="gconv", attrs={ROLE: "gconv"})
 
 
-def pack_transposed(weight: NDArray[np.float32], strides: Sequence[int], padding: Sequence[int],
-                    lanes: int) -> NDArray[np.float32]:  # fmt: skip
-    """[OC, IC, KH, KW] → [OC/b, IC/b, sh, sw, th, tw, b, b] (IC = 1: [OC/b, sh, sw, th, tw, b]), b lanes, zero-padded.
+def pack_transposed(weight: NDArray[np.float32], strides: Sequence[int], padding: Sequence[int], lanes: int,
+                    depthwise: bool) -> NDArray[np.float32]:  # fmt: skip
+    """[OC, IC, KH, KW] → [OC/b, IC/b, sh, sw, th, tw, b, b] (depthwise: [OC/b, sh, sw, th, tw, b]), zero-padded.
 
     For each phase of rows and columns its taps, those of the kernel that are `stride` apart, the last one first, behind
     zeros where other phases have more of them: so taps and the data that they meet run in the same direction.
@@ -86,8 +86,8 @@ def pack_transposed(weight: NDArray[np.float32], strides: Sequence[int], padding
     oc, ic, kh, kw = weight.shape
     taps = [ceil_div(k, s) for k, s in zip((kh, kw), strides, strict=True)]
     outer = ceil_div(oc, lanes)
-    inner = ceil_div(ic, lanes) if ic > 1 else 1
-    width = lanes if ic > 1 else 1
+    inner = ceil_div(ic, lanes)
+    width = 1 if depthwise else lanes
     packed = np.zeros((outer * lanes, inner * width, *strides, *taps), weight.dtype)
     for py in range(strides[0]):
         for px in range(strides[1]):
@@ -96,7 +96,7 @@ def pack_transposed(weight: NDArray[np.float32], strides: Sequence[int], padding
             rows, columns = taps[0] - part.shape[2], taps[1] - part.shape[3]
             packed[:oc, :ic, py, px, rows:, columns:] = part[:, :, ::-1, ::-1]
     split = packed.reshape(outer, lanes, inner, width, *strides, *taps)
-    return split[:, :, 0, 0].transpose(0, 2, 3, 4, 5, 1) if ic == 1 else split.transpose(0, 2, 4, 5, 6, 7, 3, 1)
+    return split[:, :, 0, 0].transpose(0, 2, 3, 4, 5, 1) if depthwise else split.transpose(0, 2, 4, 5, 6, 7, 3, 1)
 
 
 def transposed_conv2d(
