@@ -76,6 +76,10 @@ def _conv(outputs: int, inputs: int, kernel: int, **how: Any) -> Callable[..., A
     return emit
 
 
+def _transposed(bb: Any, x: Any) -> Any:
+    return R.nn.relu(bb(R.nn.conv2d_transpose(x, constant(20, 12, 4, 4), strides=2, padding=1)))
+
+
 def _conv_pool(bb: Any, x: Any) -> Any:
     y = bb(R.nn.relu(bb(R.nn.conv2d(x, constant(32, 16, 3, 3), padding=1))))
     return R.nn.max_pool2d(y, (2, 2), (2, 2))
@@ -151,6 +155,8 @@ CASES = (
     IsaCase("depthwise", "stride 2 odd", _depthwise(20, 2), (ODD,), behind="nn.conv2d"),
     IsaCase("depthwise_pointwise", "odd", _inside(_depthwise_pointwise), (ODD,), behind="nn.conv2d"),
     IsaCase("pointwise_depthwise", "odd", _inside(_pointwise_depthwise), (ODD,), behind="nn.conv2d"),
+    IsaCase("grouped", "odd", _conv(20, 5, 3, padding=1, groups=4), ((1, 20, 9, 11),)),
+    IsaCase("transposed", "odd", _transposed, ((1, 20, 7, 9),)),
     IsaCase("pool", "blocked odd", _pool, (ODD,), behind="nn.conv2d"),
     IsaCase("pool", "plain odd", lambda bb, x: R.nn.max_pool2d(x, (3, 3), (1, 1), padding=1), ((1, 3, 13, 21),)),
     IsaCase("matmul", "even", _affine(64, 96), ((16, 64),)),
