@@ -129,13 +129,16 @@ def parse(group: Group, lanes: int) -> Attention | Refusal:
     tail = after | {second.index} | rest | (_ancestors(group, beside) - behind - ahead - {first.index})
     if set(group.members) - ahead - tail:
         return Refusal("unrelated", "an operator feeds neither product nor what follows them", group.members)
+    cut = _cut(group)  # before the dearer looks: it refuses most
+    if cut is not None:
+        return cut
     scores = product.parse(Group.of(graph, ahead, second.inputs[:1]), lanes)
     if isinstance(scores, Refusal):
         return scores
     values = product.parse(Group.of(graph, tail, [t for t in group.outputs if graph.producer[t] in tail]), lanes)
     if isinstance(values, Refusal):
         return values
-    refusal = _check(group, scores, values) or _cut(group)
+    refusal = _check(group, scores, values)
     return refusal if refusal is not None else Attention(group, scores, values)
 
 
