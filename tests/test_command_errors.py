@@ -215,3 +215,12 @@ def test_a_damaged_plan(network: Path, tmp_path: Path, capfd: pytest.CaptureFixt
     (tmp_path / "plan.json").write_text('{"schema": 1, "groups": ')
     line = refused(capfd, tmp_path, "compile", network, "--plan", tmp_path / "plan.json", "-o", tmp_path / "out.so")
     assert "plan.json" in line
+
+
+def test_tuning_with_a_predictor_that_is_not_there(
+    network: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What is wrong is the predictor, not that thresholds cannot be written beside it."""
+    for output in ((), ("-o", tmp_path / "thresholds.json")):
+        line = refused(capfd, tmp_path, "tune", network, "--predictor", tmp_path / "absent", *output)
+        assert "no predictor in" in line and "autofuse train" in line

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import zipfile
 import zlib
 
@@ -11,6 +10,7 @@ import click
 
 from autofuse.cli.options import check_writable
 from autofuse.errors import InputError
+from autofuse.files import open_beside
 
 
 @click.command("run")
@@ -43,7 +43,7 @@ def command(compiled: str, source: str, output: str) -> None:
     named = dict(zip(executable.output_names, results, strict=True))
     name = None
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".npz", dir=target.parent)
+        handle, name = open_beside(target, ".npz")
         with os.fdopen(handle, "wb") as out:
             np.savez(out, **named)  # type: ignore[arg-type]
         os.replace(name, target)

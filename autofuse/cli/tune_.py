@@ -55,6 +55,10 @@ def command(
     given = input_shapes(shapes)
     if db != "none" and not Path(db).is_file():
         raise RecordError(f"there is no record store {db}: make one with `autofuse collect MODEL --db {db}`")
+    if predictor:
+        from autofuse.learn.predictor import check_predictor
+
+        check_predictor(predictor)
     target = Path(output or (Path(predictor) / "thresholds.json" if predictor else "thresholds.json"))
     for path in (target, *([Path(study)] if study else [])):
         check_writable(path, PlanError)

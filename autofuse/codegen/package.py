@@ -13,7 +13,6 @@ import math
 import os
 import shutil
 import struct
-import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autofuse.errors import ModelError
+from autofuse.files import open_beside
 
 MAGIC = b"AUTOFUSE"
 FORMAT = 1
@@ -78,7 +78,7 @@ def copy_package(source: Path, path: Path) -> None:
 
 def _write_whole(path: Path, fill: Callable[[BinaryIO], None]) -> None:
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        handle, name = open_beside(path, mode=0o777)
     except OSError as error:
         raise ModelError(f"cannot write {path}: {error.strerror}; choose another -o") from None
     try:
@@ -86,7 +86,6 @@ def _write_whole(path: Path, fill: Callable[[BinaryIO], None]) -> None:
             fill(out)
             out.flush()
             os.fsync(out.fileno())
-        os.chmod(name, 0o755)
         os.replace(name, path)
     except OSError as error:
         raise ModelError(f"cannot write {path}: {error.strerror}; nothing was left behind") from None

@@ -25,6 +25,7 @@ from autofuse.learn.train import Trained
 from autofuse.target import Hardware
 
 _BASE = feature_names().index("log_total")
+_ADVICE = "train it with `autofuse train --db FILE -o DIR`"
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,12 @@ def save_predictor(trained: Trained, directory: str | Path) -> Path:
     return target
 
 
+def check_predictor(directory: str | Path) -> None:
+    """PredictorError if there is no predictor in `directory`; says how to make one."""
+    if not (Path(directory) / "card.json").is_file():
+        raise PredictorError(f"there is no predictor in {directory} (no card.json); {_ADVICE}")
+
+
 def load_predictor(directory: str | Path, hardware: Hardware, cold: bool = False) -> LearnedCostModel:
     """The predictor in `directory` as a cost model for `hardware`; `cold`: see LearnedCostModel.
 
@@ -165,7 +172,7 @@ def load_predictor(directory: str | Path, hardware: Hardware, cold: bool = False
     trained for a warning says so.
     """
     folder = Path(directory)
-    advice = "train it with `autofuse train --db FILE -o DIR`"
+    advice = _ADVICE
     path = folder / "card.json"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from autofuse.errors import ModelError
+from autofuse.files import open_beside
 from autofuse.profile.result import KernelProfile, Profile
 
 # Colours that stay apart for colour-blind eyes (Okabe and Ito, Color universal design, 2008).
@@ -36,11 +36,10 @@ def write_page(path: Path, profile: Profile, description: Mapping[str, Any]) -> 
     """Write the page; it appears whole or not at all. Raises ModelError when it cannot be written."""
     text = page(profile, description)
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        handle, name = open_beside(path)
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as out:
                 out.write(text)
-            os.chmod(name, 0o644)
             os.replace(name, path)
         except BaseException:
             os.unlink(name)

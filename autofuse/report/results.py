@@ -11,11 +11,11 @@ import json
 import math
 import os
 import platform
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autofuse.files import open_beside
 from autofuse.graph.model import Graph, Group, Role
 
 _PACKAGES = ("apache-tvm", "onnxruntime", "openvino", "torch", "numpy", "onnx")
@@ -137,10 +137,10 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def write_text(path: Path, text: str) -> None:
     """Whole or not at all; the folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
+    handle, name = open_beside(path)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, path)
+    os.replace(name, path)
 
 
 def write_json(path: Path, content: Any) -> None:

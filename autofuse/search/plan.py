@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autofuse.errors import PlanError
+from autofuse.files import open_beside
 from autofuse.graph.model import Graph, Group
 from autofuse.search.baselines import result_of, within
 from autofuse.search.check import fault
@@ -91,7 +91,7 @@ class Plan:
         goal = Path(path)
         text = json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n"
         try:
-            handle, temporary = tempfile.mkstemp(dir=goal.parent, prefix=f".{goal.name}.")
+            handle, temporary = open_beside(goal)
         except OSError as error:
             raise PlanError(f"cannot write the plan {goal}: {error.strerror}") from None
         try:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
 import warnings
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 from autofuse.errors import TargetError
+from autofuse.files import open_beside
 from autofuse.target.architecture import architecture_of
 from autofuse.target.fingerprint import HardwareRow, fingerprint
 from autofuse.target.hardware import Hardware
@@ -53,7 +53,7 @@ def save_hardware(hardware: Hardware, row: HardwareRow) -> Path:
     content = {"format": FORMAT, "version": VERSION, "row": row.to_json(), "hardware": asdict(hardware)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".hardware-", suffix=".tmp")
+        handle, name = open_beside(path, ".tmp")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 json.dump(content, file, indent=2, sort_keys=True)

@@ -1,0 +1,60 @@
+"""New files have the permissions that the umask leaves, although they are filled under another name."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_network import command, image, small_network
+
+import autofuse
+from autofuse.files import open_beside
+from autofuse.report.results import write_text
+
+
+@pytest.fixture(params=[0o022, 0o002, 0o077], ids=oct)
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def permissions(path: str | Path) -> int:
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
+def test_a_file_beside_another_is_new_and_as_open_as_the_umask_says(umask: int, tmp_path: Path) -> None:
+    goal = tmp_path / "goal.txt"
+    names = set()
+    for mode in (0o666, 0o777):
+        handle, name = open_beside(goal, ".tmp", mode)
+        os.close(handle)
+        assert Path(name).parent == tmp_path and Path(name).name.startswith(".goal.txt.") and name.endswith(".tmp")
+        assert permissions(name) == mode & ~umask
+        names.add(name)
+    assert len(names) == 2 and not goal.exists()
+
+
+def test_reports_follow_the_umask(umask: int, tmp_path: Path) -> None:
+    write_text(tmp_path / "page.md", "text")
+    assert permissions(tmp_path / "page.md") == 0o666 & ~umask
+    assert [p.name for p in tmp_path.iterdir()] == ["page.md"]
+
+
+def test_programs_plans_and_outputs_follow_the_umask(tmp_path: Path) -> None:
+    compiled = autofuse.compile(small_network(), threads=1)
+    before = os.umask(0o027)
+    try:
+        compiled.save(str(tmp_path / "net.so"))
+        compiled.plan.save(tmp_path / "plan.json")
+        np.savez(tmp_path / "x.npz", image=image())
+        done = command("run", "net.so", "--input", "x.npz", "--output", "y.npz", folder=tmp_path)
+    finally:
+        os.umask(before)
+    assert done.returncode == 0, done.stderr
+    assert permissions(tmp_path / "net.so") == 0o750
+    assert permissions(tmp_path / "plan.json") == permissions(tmp_path / "y.npz") == 0o640
