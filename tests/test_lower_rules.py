@@ -131,8 +131,11 @@ def test_other_reductions_see_the_model_s_own_layout() -> None:
 
 @pytest.mark.parametrize(
     ("first", "second", "axis", "blocked"),
-    [(8, 16, 1, True), (8, 12, 1, True), (12, 8, 1, False), (12, 12, 2, True), (12, 12, 3, True), (8, 8, 0, True)],
-)
+    [
+        (8, 16, 1, True), (8, 12, 1, True), (12, 8, 1, False), (12, 12, 2, True), (12, 12, 3, True), (8, 8, 0, True),
+        (8, 12, -3, True), (12, 12, -2, True), (12, 12, -1, True), (8, 8, -4, True),
+    ],
+)  # fmt: skip
 def test_concat_stays_in_blocks_where_its_parts_fill_them(first: int, second: int, axis: int, blocked: bool) -> None:
     source = model(
         [
@@ -146,7 +149,7 @@ def test_concat_stays_in_blocks_where_its_parts_fill_them(first: int, second: in
         {
             "w1": weights(first, 3, 1, 1),
             "w2": weights(second, 3, 1, 1),
-            "w3": weights(8, first + second if axis == 1 else first, 1, 1),
+            "w3": weights(8, first + second if axis % 4 == 1 else first, 1, 1),
         },
     )
     assert (("concat", BLOCKED) in steps(lowered_like_onnxruntime(source))) == blocked

@@ -201,8 +201,9 @@ def concat(state: Lowering, call: Any, hint: str) -> Value | None:
     if axis == 1 and any(v.shape[1] % state.lanes for v in values[:-1]):
         return None
     tensors = [state.in_blocks(v) for v in values]
+    # Counted from the end, the axis would be another one of the blocked tensors, which have one more.
     made = state.emit_call(
-        call,
+        state.builder.normalize(relax.op.concat(tensors, axis=axis)),
         [(v, state.blocked) for v in values],
         [relax.Tuple(tensors)],
         tensors,
