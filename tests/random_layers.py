@@ -59,7 +59,7 @@ def activate(s: Sketch, v: Value) -> Value:
         "Relu", "Sigmoid", "Tanh", "HardSwish", "LeakyRelu", "HardSigmoid", "Elu", "Softplus", "Clip", "silu", "gelu",
         "mish", "bn", "scale", "PRelu", "", "", "",
     )  # fmt: skip
-    if not kind:
+    if not kind or v.rank == 0:
         return v
     if kind == "Clip":
         return s.add("Clip", v, scalar(s.pick(-1, 0)), scalar(s.pick(1, 6)))
@@ -278,6 +278,8 @@ def resize(s: Sketch) -> None:
         way = s.pick("asymmetric", "half_pixel")
         s.add("Resize", v, None, scales, mode="nearest", coordinate_transformation_mode=way, nearest_mode=rounding)
     elif s.chance(0.5):
+        # Where a scaled length is not whole, ONNX's own tests align corners otherwise than ONNX Runtime.
+        way = "half_pixel" if way == "align_corners" else way
         s.add("Resize", v, None, scales, mode="linear", coordinate_transformation_mode=way)
     else:
         sizes = ints(*v.shape[:2], s.pick(1, 5, 8, 13), s.pick(1, 4, 7, 16))

@@ -126,8 +126,8 @@ class Sketch:
         return value
 
     def find(self, *ranks: int, where: Callable[[Value], bool] = lambda value: value.floating) -> Value:
-        """One of the values so far, rather a late one."""
-        fitting = [v for v in self.values if where(v) and (not ranks or v.rank in ranks)]
+        """One of the values so far that are no scalars, rather a late one."""
+        fitting = [v for v in self.values if v.rank and where(v) and (not ranks or v.rank in ranks)]
         if not fitting:
             raise RefusedError
         return fitting[-1] if self.chance(0.5) else fitting[int(self.rng.integers(len(fitting)))]
