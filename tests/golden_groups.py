@@ -177,6 +177,13 @@ def normalised_layer(sketch: Sketch) -> Value:
     return sketch.sigmoid(normalised(sketch, sketch.relu(data), np.maximum(plain, 0), 2))
 
 
+def resized(size: tuple[int, int], method: str) -> Callable[..., Any]:
+    rounding = "floor" if method == "nearest_neighbor" else ""
+    return lambda emit, x: R.image.resize2d(
+        x, size, method=method, coordinate_transformation_mode="asymmetric", rounding_method=rounding
+    )
+
+
 GROUPS: Mapping[str, Mapping[str, Callable[[], Made]]] = {
     "conv2d_pool": {"3x3 relu max pool": sketched(pooled)},
     "conv2d": {
@@ -191,6 +198,11 @@ GROUPS: Mapping[str, Mapping[str, Callable[[], Made]]] = {
     "grouped": {"groups of 4, relu": sketched(grouped_layer), "groups of 12": sketched(grouped_ranges)},
     "transposed": {"3x3 stride 2 relu": sketched(transposed_layer)},
     "group_norm": {"relu, two groups, sigmoid": sketched(normalised_layer)},
+    "resize": {
+        "nearest, twice": lowered(resized((14, 20), "nearest_neighbor"), (1, 3, 7, 10)),
+        "nearest": lowered(resized((9, 13), "nearest_neighbor"), (1, 3, 7, 10)),
+        "linear": lowered(resized((14, 21), "linear"), (1, 3, 7, 10)),
+    },
     "pool": {"max relu": sketched(pooling("max")), "avg relu": sketched(pooling("avg"))},
     "matmul": {
         "matmul add relu": lowered(affine, (7, 32)),

@@ -80,6 +80,18 @@ def _transposed(bb: Any, x: Any) -> Any:
     return R.nn.relu(bb(R.nn.conv2d_transpose(x, constant(20, 12, 4, 4), strides=2, padding=1)))
 
 
+def _group_norm(bb: Any, x: Any) -> Any:
+    y = bb(R.nn.conv2d(x, constant(32, 16, 1, 1)))
+    return R.nn.relu(bb(R.nn.group_norm(y, constant(32), constant(32, seed=4), 2, 1, [2, 3])))
+
+
+def _resized(size: tuple[int, int], method: str) -> Callable[..., Any]:
+    rounding = "floor" if method == "nearest_neighbor" else ""
+    return lambda bb, x: R.image.resize2d(
+        x, size, method=method, coordinate_transformation_mode="asymmetric", rounding_method=rounding
+    )
+
+
 def _conv_pool(bb: Any, x: Any) -> Any:
     y = bb(R.nn.relu(bb(R.nn.conv2d(x, constant(32, 16, 3, 3), padding=1))))
     return R.nn.max_pool2d(y, (2, 2), (2, 2))
@@ -157,6 +169,9 @@ CASES = (
     IsaCase("pointwise_depthwise", "odd", _inside(_pointwise_depthwise), (ODD,), behind="nn.conv2d"),
     IsaCase("grouped", "odd", _conv(20, 5, 3, padding=1, groups=4), ((1, 20, 9, 11),)),
     IsaCase("transposed", "odd", _transposed, ((1, 20, 7, 9),)),
+    IsaCase("group_norm", "odd", _group_norm, ((2, 16, 7, 5),), behind="nn.conv2d"),
+    IsaCase("resize", "nearest odd", _resized((22, 26), "nearest_neighbor"), ((1, 3, 11, 13),)),
+    IsaCase("resize", "linear odd", _resized((21, 27), "linear"), ((1, 3, 11, 13),)),
     IsaCase("pool", "blocked odd", _pool, (ODD,), behind="nn.conv2d"),
     IsaCase("pool", "plain odd", lambda bb, x: R.nn.max_pool2d(x, (3, 3), (1, 1), padding=1), ((1, 3, 13, 21),)),
     IsaCase("matmul", "even", _affine(64, 96), ((16, 64),)),

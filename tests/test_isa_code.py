@@ -16,7 +16,7 @@ import pytest
 
 WIDE = {"sse4": "xmm", "avx2": "ymm", "avx512": "zmm", "neon": ".4s"}
 LIBRARY = ("exp", "tanh", "erf", "log", "floor", "pow", "fma")
-MOVES = {"transpose odd", "concat odd"}
+MOVES = {"transpose odd", "concat odd", "nearest odd"}
 """Cases that only move elements."""
 SCALAR = {
     # Rows of 21 columns: those after the last whole tile are done one by one.

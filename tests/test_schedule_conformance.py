@@ -24,10 +24,11 @@ def weight(name: str, *shape: int) -> onnx.TensorProto:
 
 
 def network() -> onnx.ModelProto:
-    """Convolutions, pooling, squeeze-excitation, softmax, layer norm, matrix products, reshapes, transposes."""
+    """A resize, convolutions, pooling, gates, softmax, layer norm, matrix products, reshapes, transposes."""
     node = helper.make_node
     nodes = [
-        node("Conv", ["x", "w0"], ["a"], pads=[1, 1, 1, 1]),
+        node("Resize", ["x", "", "", "sizes"], ["x1"], mode="linear"),
+        node("Conv", ["x1", "w0"], ["a"], pads=[1, 1, 1, 1]),
         node("Relu", ["a"], ["b"]),
         node("Conv", ["b", "w7"], ["b0"]),
         node("Conv", ["b0", "w8"], ["b1"], pads=[1, 1, 1, 1], group=16),
@@ -71,13 +72,14 @@ def network() -> onnx.ModelProto:
         weight("shift", 2),
         weight("gamma", 36),
         weight("beta", 36),
+        numpy_helper.from_array(np.array([1, 3, 12, 12]), "sizes"),
         numpy_helper.from_array(np.array([16, 36]), "rows"),
         numpy_helper.from_array(np.array([640]), "flat"),
     ]
     graph = helper.make_graph(
         nodes,
         "conformance",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 12, 12])],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 6, 9])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [640])],
         initialisers,
     )

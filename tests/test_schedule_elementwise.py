@@ -205,7 +205,7 @@ PLAIN_CASES: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
     "three dimensions": (lambda emit, x, w: R.nn.conv3d(x, w, padding=1), [(1, 4, 5, 6, 7), (5, 4, 3, 3, 3)]),
     "sum over axes apart": (lambda emit, x: R.sum(x, [0, 2]), [(3, 5, 7)]),
     "pooling in one dimension": (lambda emit, x: R.nn.max_pool1d(x, 3, 2), [(1, 3, 17)]),
-    "linear resize": (lambda emit, x: R.image.resize2d(x, (14, 10), method="linear"), [(1, 3, 7, 5)]),
+    "cubic resize": (lambda emit, x: R.image.resize2d(x, (14, 10), method="cubic"), [(1, 3, 7, 5)]),
 }  # fmt: skip
 
 
@@ -215,6 +215,44 @@ def test_the_plain_schedule_changes_no_result(name: str) -> None:
     case = LoweredGroup(build, shapes)
     assert case.family() == "plain"
     case.check(PLAIN, case.unscheduled(), tolerance=1e-5)
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(
+    n=st.integers(1, 2), channels=st.sampled_from([(1, 1, 3), (1, 4, 5), (2, 4, 6), (3, 3, 9)]),
+    size=st.tuples(st.integers(3, 6), st.integers(3, 6), st.integers(3, 19)),
+    kernel=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3)), stride=st.integers(1, 2),
+    padding=st.integers(0, 1), pick=st.integers(0, 3),
+)  # fmt: skip
+def test_convolutions_over_three_axes_of_any_shape(
+    n: int, channels: tuple[int, int, int], size: tuple[int, int, int], kernel: tuple[int, int, int], stride: int,
+    padding: int, pick: int,
+) -> None:  # fmt: skip
+    groups, inputs, outputs = channels
+    case = LoweredGroup(
+        lambda emit, x, w: R.nn.conv3d(x, w, strides=stride, padding=padding, groups=groups),
+        [(n, inputs, *size), (outputs, inputs // groups, *kernel)],
+    )
+    x, w = case.arrays
+    x = np.pad(x, ((0, 0), (0, 0), *((padding, padding),) * 3))
+    windows = np.lib.stride_tricks.sliding_window_view(x, kernel, axis=(2, 3, 4))[:, :, ::stride, ::stride, ::stride]
+    parts = zip(np.split(windows, groups, 1), np.split(w, groups, 0), strict=True)
+    configs = list(PLAIN.configs(case.group, HARDWARE))
+    wanted = np.concatenate([np.einsum("ncdhwxyz,ocxyz->nodhw", a, b) for a, b in parts], 1)
+    case.check(PLAIN, wanted, [configs[pick % len(configs)]])
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(st.data())
+def test_sums_and_maxima_over_any_axes_by_the_plain_schedule(data: st.DataObject) -> None:
+    shape = data.draw(st.lists(st.integers(1, 14), min_size=1, max_size=4), label="shape")
+    axes = data.draw(st.sets(st.integers(0, len(shape) - 1), min_size=1), label="axes")
+    keepdims = data.draw(st.booleans(), label="keepdims")
+    which, reduce = data.draw(st.sampled_from([(R.sum, np.sum), (R.max, np.max), (R.min, np.min)]), label="which")
+    case = LoweredGroup(lambda emit, x: which(x, sorted(axes), keepdims=keepdims), [shape])
+    if case.refusal(PLAIN) is None:
+        config = data.draw(st.sampled_from(list(PLAIN.configs(case.group, HARDWARE))), label="config")
+        case.check(PLAIN, reduce(case.arrays[0], axis=tuple(axes), keepdims=keepdims), [config])
 
 
 def test_the_plain_schedule_takes_single_operators_alone() -> None:

@@ -31,6 +31,7 @@ def _families(kind: str) -> tuple[ScheduleFamily, ...]:
     from autofuse.schedule.cpu.plain import PlainFamily
     from autofuse.schedule.cpu.pointwise_depthwise import PointwiseDepthwiseFamily
     from autofuse.schedule.cpu.pool import PoolFamily
+    from autofuse.schedule.cpu.resize import ResizeFamily
     from autofuse.schedule.cpu.rows import RowsFamily
     from autofuse.schedule.cpu.staged import StagedFamily
     from autofuse.schedule.cpu.transposed import TransposedFamily
@@ -49,6 +50,7 @@ def _families(kind: str) -> tuple[ScheduleFamily, ...]:
         TransposedFamily(),
         PoolFamily(),
         GroupNormFamily(),
+        ResizeFamily(),
         MatmulFamily(),
         RowsFamily(),
         StagedFamily(),
