@@ -77,6 +77,12 @@ def pooled(sketch: Sketch) -> Value:
     return sketch.pool(convolution(sketch, kernel=(3, 3), padding=(1, 1, 1, 1)), "max", (2, 2), strides=(2, 2))
 
 
+def stem(sketch: Sketch) -> Value:
+    values = sketch.uniform((1, 3, 28, 28))
+    out = sketch.conv2d(sketch.source((), array=values), values, 24, (3, 3), strides=(2, 2), padding=(1, 1, 1, 1))
+    return sketch.pool(sketch.relu(out), "max", (3, 3), strides=(2, 2), padding=(1, 1, 1, 1))
+
+
 def residual(sketch: Sketch) -> Value:
     out = convolution(sketch, kernel=(1, 1), strides=(2, 2))
     return sketch.relu(sketch.add(out, sketch.source(out.answer.shape)))
@@ -185,7 +191,7 @@ def resized(size: tuple[int, int], method: str) -> Callable[..., Any]:
 
 
 GROUPS: Mapping[str, Mapping[str, Callable[[], Made]]] = {
-    "conv2d_pool": {"3x3 relu max pool": sketched(pooled)},
+    "conv2d_pool": {"3x3 relu max pool": sketched(pooled), "3 channels to 24": sketched(stem)},
     "conv2d": {
         "3x3 relu": sketched(lambda s: convolution(s, kernel=(3, 3), padding=(1, 1, 1, 1))),
         "1x1 stride 2 relu add relu": sketched(residual),

@@ -314,6 +314,17 @@ def test_convolution_and_pool_in_one_kernel_are_right(
     run_some(sketch.finish(result), ConvPoolFamily(), pick)
 
 
+def test_three_blocks_of_a_first_layer_come_first_before_a_pool() -> None:
+    """Data that are not in blocks: the larger tile is offered, and every configuration is right."""
+    sketch = Sketch()
+    data, values = start(sketch, (1, 3, 25, 28), "", plain=True)
+    result = sketch.relu(sketch.conv2d(data, values, 24, (3, 3), strides=(2, 2), padding=(1,) * 4))
+    case = sketch.finish(sketch.pool(result, "max", (3, 3), strides=(2, 2), padding=(1,) * 4))
+    offered = ConvPoolFamily().configs(case.group, HARDWARE)
+    assert (offered[0].nb, offered[0].mt) == (3, 4)
+    case.check(ConvPoolFamily(), offered)
+
+
 def test_convolution_and_pool_refuse_what_needs_the_rows_elsewhere() -> None:
     """The convolution's result may not leave the kernel, the windows leave nothing out and stay inside."""
     sketch = Sketch()

@@ -100,7 +100,7 @@ class ConvPoolFamily(ScheduleFamily):
     """Convolution, elementwise operators, pooling, elementwise operators."""
 
     name: ClassVar[str] = "conv2d_pool"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     configuration: ClassVar[type[Configuration]] = ConvPoolConfiguration
     most_anchors: ClassVar[int] = 1
 
@@ -127,6 +127,9 @@ class ConvPoolFamily(ScheduleFamily):
         e = tiling.extents(pair.conv)
         staged = pair.conv.padded or bool(pair.conv.prologue)
         tiles = [(nb, mt) for nb, ht, mt in register_tiles(e, hardware) if ht == 1][:3]
+        wide = _three_blocks(e, hardware)
+        if wide and wide not in tiles:
+            tiles = [wide, *tiles[:2]]
         rows = pair.pool.out.shape[2]
         wanted = max(1.0, 4.0 * hardware.cores / e.n)
         found: dict[ConvPoolConfiguration, None] = {}
@@ -187,6 +190,19 @@ class ConvPoolFamily(ScheduleFamily):
         if isinstance(found, Refusal):
             raise ValueError(f"group does not match: {found}")
         return found
+
+
+def _three_blocks(e: tiling.Extents, hardware: Hardware) -> tuple[int, int] | None:
+    """The largest tile of three blocks (nb, mt) on data that are not blocked, None where channels are no such tiles.
+
+    On such data `register_tiles` keeps to half of the registers, since LLVM spills larger tiles. It does not spill
+    these, and three blocks that meet each broadcast took 0.82 of the time of one.
+    """
+    if e.ib != 1 or e.oc // e.groups % 3:
+        return None
+    registers = hardware.vector_registers
+    left = registers - 3 - (1 if hardware.fused else 2)  # weights, and a broadcast or a product
+    return 3, min(e.ow, min(registers - registers // 4, left) // 3)
 
 
 def _apply(func: PrimFunc, c: ConvPoolConfiguration) -> PrimFunc:
