@@ -215,13 +215,14 @@ def _shape(p: Product, c: MatmulConfiguration, hardware: Hardware) -> KernelShap
     accumulators = min(c.mt, p.rows) * min(2 * c.jt, vectors)
     panel = 4 * p.depth * c.jt * 2 * lanes  # the columns of one tile
     strip = 4 * p.depth * c.mt  # the rows of one tile
-    task_rows, task_columns = c.rb * strip, c.cb * panel
+    # The last tile of rows holds what is left: padded, tiles that divide would seem to read less.
+    task_rows, task_columns = 4 * p.depth * p.rows // row_tasks, c.cb * panel
     out = 4 * p.batch * p.rows * p.columns
     l1 = p.batch * rows * columns * (panel + lanes * strip // lanes) + out
     # The panel (order 0 and 2) or the strip (order 1) stays in L1 across the inner loop if it fits.
     near = hardware.l1_bytes // 2
     if c.order == 1:
-        l2 = tasks * (c.rb * strip * (1 if strip <= near else c.cb) + c.rb * task_columns)
+        l2 = tasks * (task_rows * (1 if strip <= near else c.cb) + c.rb * task_columns)
         far = tasks * (task_rows + task_columns * (1 if task_columns <= hardware.l2_bytes // 2 else c.rb))
     else:
         l2 = tasks * (c.cb * panel * (1 if panel <= near else c.rb) + c.cb * task_rows)
