@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -213,7 +213,7 @@ class TestCollection:
         made: list[int] = []
 
         class Interrupted(ReplayBuilder):
-            def build(self, requests: Iterable[BuildRequest]) -> Iterator[BuildResult]:
+            def build(self, requests: Iterable[BuildRequest]) -> Generator[BuildResult, None, None]:
                 for number, result in enumerate(super().build(requests)):
                     if number == 2:
                         os.kill(os.getpid(), signal.SIGINT)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import abc
 import queue
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Generator, Iterable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
@@ -110,7 +110,7 @@ class Builder(abc.ABC):
     """Builds kernels. Whatever goes wrong with one is its result's status, never an exception."""
 
     @abc.abstractmethod
-    def build(self, requests: Iterable[BuildRequest]) -> Iterator[BuildResult]:
+    def build(self, requests: Iterable[BuildRequest]) -> Generator[BuildResult, None, None]:
         """One result for each request, in order. All builds have ended when the iterator is exhausted or closed."""
 
     @abc.abstractmethod
@@ -150,7 +150,7 @@ class PoolBuilder(Builder):
         for child in self._children:
             self._idle.put(child)
 
-    def build(self, requests: Iterable[BuildRequest]) -> Iterator[BuildResult]:
+    def build(self, requests: Iterable[BuildRequest]) -> Generator[BuildResult, None, None]:
         with self._executor(self._workers) as executor:
             futures: list[Future[BuildResult]] = []
             try:

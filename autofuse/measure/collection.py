@@ -336,7 +336,7 @@ class _Collection:
                 asked.append(position)
                 yield made
 
-        with closing(iter(self.builder.build(requests()))) as built:
+        with closing(self.builder.build(requests())) as built:
             for number, result in enumerate(built):
                 results[asked[number]] = result
                 if self.ended():

@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import CancelledError, Executor, Future, wait
 from dataclasses import asdict
 from pathlib import Path
@@ -64,7 +64,7 @@ class FarmBuilder(Builder):
         self._compiler = compiler
         self._setup = setup
 
-    def build(self, requests: Iterable[BuildRequest]) -> Iterator[BuildResult]:
+    def build(self, requests: Iterable[BuildRequest]) -> Generator[BuildResult, None, None]:
         waiting: deque[tuple[BuildRequest, Future[dict[str, Any]]]] = deque()
         try:
             for request in requests:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 
 from autofuse.measure.builder import Builder, BuildRequest, BuildResult
 from autofuse.measure.jobs import MeasureJob, MeasureResult
@@ -53,7 +53,7 @@ class ReplayRunner(Runner):
 class ReplayBuilder(Builder):
     """Builds nothing and says that it did."""
 
-    def build(self, requests: Iterable[BuildRequest]) -> Iterator[BuildResult]:
+    def build(self, requests: Iterable[BuildRequest]) -> Generator[BuildResult, None, None]:
         for request in requests:
             yield BuildResult(
                 request.key,
