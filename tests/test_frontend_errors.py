@@ -220,3 +220,9 @@ def test_a_tensor_too_large_to_index(capfd: pytest.CaptureFixture[str]) -> None:
     inner = model([node("Expand", ["x", "s"], ["e"]), node("Relu", ["e"], ["y"])], {"x": [1, 1]}, ["y"],
                   {"s": np.array([65536, 65536])})  # fmt: skip
     assert "value" in _line(capfd, inner, InputError)
+
+
+def test_a_window_larger_than_its_data_where_onnx_counts_one_result(capfd: pytest.CaptureFixture[str]) -> None:
+    pool = node("MaxPool", ["x"], ["y"], kernel_shape=[2, 2], strides=[2, 2])
+    text = _line(capfd, model([pool], {"x": [1, 3, 1, 5]}, ["y"]), ModelError)
+    assert "max_pool2d" in text and "larger than" in text

@@ -33,6 +33,18 @@ def test_layer_norm(length: int) -> None:
     case.check(ROWS, layer_norm(*case.arrays), configs=ROWS.configs(case.group, HARDWARE)[:2])
 
 
+def test_a_result_is_read_again_across_other_axes() -> None:
+    """The reshape's rows are not seen to be those of the concat: it computes them again, at true indices."""
+
+    def build(emit: Any, x: Any) -> list[Any]:
+        joined = emit(R.concat([x, x], axis=0))
+        return [R.max(joined, [2]), R.reshape(joined, (2, 112)), joined]
+
+    case = LoweredGroup(build, [(7, 2, 8)])
+    joined = np.concatenate([case.arrays[0]] * 2)
+    case.check(ROWS, [joined.max(2), joined.reshape(2, 112), joined])
+
+
 def test_layer_norm_over_several_axes() -> None:
     case = LoweredGroup(lambda emit, x, g, b: R.nn.layer_norm(x, g, b, [1, 2, 3]), [(2, 4, 3, 5), (4, 3, 5), (4, 3, 5)])
     case.check(ROWS, layer_norm(*case.arrays, (1, 2, 3)))

@@ -22,7 +22,7 @@ from autofuse.frontend.pass_scales import fold_scales
 from autofuse.frontend.pass_simplify import simplify
 from autofuse.frontend.pass_split_concat import split_concat
 from autofuse.frontend.prepared import PreparedModel
-from autofuse.frontend.walk import bindings, dtype_of, static_shape
+from autofuse.frontend.walk import bindings, dtype_of, op_name, static_shape
 
 #: Elements of the largest tensor: generated code indexes with 32 bits.
 MOST_ELEMENTS = 2**31 - 1
@@ -72,6 +72,7 @@ def prepare(
     if not keep_reference:
         source.reference = None
     _limit_sizes(source)
+    _check_windows(source)
     module = _run_passes(source.module)
     function = module["main"]
     shapes, dtypes = _interface(function.params)
@@ -106,6 +107,17 @@ def _limit_sizes(source: _Source) -> None:
             raise InputError(
                 f"{what} of {source.name} has shape {shape}, {math.prod(shape):,} elements: more than the "
                 f"{MOST_ELEMENTS:,} that kernels can index; give smaller input shapes"
+            )
+
+
+def _check_windows(source: _Source) -> None:
+    """ModelError for a window that does not fit into its padded data, so that there is nothing to compute."""
+    for binding in bindings(source.module["main"]):
+        operator, shape = op_name(binding.value), static_shape(binding.var)
+        if operator.startswith(("relax.nn.conv", "relax.nn.max_pool", "relax.nn.avg_pool")) and min(shape or (1,)) < 1:
+            raise ModelError(
+                f"value {binding.var.name} of {source.name} ({operator.removeprefix('relax.')}) would have shape "
+                f"{shape}: the window is larger than the padded data; give larger input shapes"
             )
 
 

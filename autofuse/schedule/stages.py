@@ -307,8 +307,11 @@ def lift(func: Any) -> Program:
             raise ScheduleError(f"block {stage.name} writes a buffer that another block writes too")
         if any(load.source.same_as(stage.buffer) for load in stage.loads):
             raise ScheduleError(f"block {stage.name} reads what it writes")
-    program = Program(func, params, ())
-    return replace(program, stages=tuple(_plain(program, stage) for stage in stages))
+    # What a stage writes is no operand yet: an index that is only an offset along its last axis is not one that the
+    # stage could be computed at.
+    operands = tuple(p for p in params if not any(p.same_as(stage.buffer) for stage in stages))
+    program = Program(func, operands, ())
+    return replace(program, params=params, stages=tuple(_plain(program, stage) for stage in stages))
 
 
 def _plain(program: Program, stage: Stage) -> Stage:
