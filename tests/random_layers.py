@@ -135,7 +135,8 @@ def two_values(s: Sketch) -> None:
 def compare(s: Sketch) -> None:
     """A comparison, perhaps with logic, that chooses between two values."""
     v = s.find(where=lambda value: value.floating or whole(value))
-    level: Array = scalar(s.pick(0, 0.25)) if v.floating else ints(3)
+    # Not 0: what saturates there is on either side of it as its rounding goes.
+    level: Array = scalar(s.pick(0.1, 0.25)) if v.floating else ints(3)
     chosen = s.add(s.pick("Greater", "Less", "GreaterOrEqual", "LessOrEqual"), v, level, hidden=s.chance(0.8))
     if s.chance(0.3):
         chosen = s.add(s.pick("And", "Or", "Xor"), chosen, s.add("Not", chosen, hidden=True), hidden=True)

@@ -45,6 +45,19 @@ def test_a_result_is_read_again_across_other_axes() -> None:
     case.check(ROWS, [joined.max(2), joined.reshape(2, 112), joined])
 
 
+@pytest.mark.parametrize("lanes", [9, 27])
+def test_strips_between_buffers_that_share_memory_are_computed_once(lanes: int) -> None:
+    """TVM lets the exponentials take the place of what they are computed of: none may be computed twice."""
+
+    def build(emit: Any, x: Any) -> list[Any]:
+        wide = emit(R.exp(x))
+        return [R.add(wide, wide), R.nn.softmax(wide, axis=-2)]
+
+    case = LoweredGroup(build, [(6, 7, lanes)])
+    wide = np.exp(case.arrays[0])
+    case.check(ROWS, [wide + wide, softmax(wide, -2)])
+
+
 def test_layer_norm_over_several_axes() -> None:
     case = LoweredGroup(lambda emit, x, g, b: R.nn.layer_norm(x, g, b, [1, 2, 3]), [(2, 4, 3, 5), (4, 3, 5), (4, 3, 5)])
     case.check(ROWS, layer_norm(*case.arrays, (1, 2, 3)))

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import tvm_ffi
 from tvm import tirx
+from tvm.ir.expr import TensorLoad
 
 from autofuse.schedule.stages import Program, index
 
@@ -87,6 +89,19 @@ def sequence(*parts: Any) -> Any:
     return flat[0] if len(flat) == 1 else tirx.SeqStmt(flat)
 
 
+def _loads(expr: Any) -> list[Any]:
+    """The loads of an expression."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(expr, (TensorLoad, found.append))
+    return found
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two buffers take the same number of bytes of the same kind of memory."""
+    sizes = [prod(int(e) for e in buffer.shape) for buffer in (one, other)]
+    return sizes[0] == sizes[1] and str(one.dtype) == str(other.dtype) and one.scope() == other.scope()
+
+
 class Nest:
     """Makes the loops of one function; see the module's description."""
 
@@ -141,11 +156,13 @@ class Nest:
         """body(lane) for all lanes at once."""
         return self.loop("lane", lanes, body, VECTORIZED)
 
-    def lanes_over(self, extent: int, lanes: int, body: Body, again: bool = False) -> Any:
+    def lanes_over(self, extent: int, lanes: int, body: Body, again: bool = False, looped: bool = False) -> Any:
         """body(i) for every i < extent, in vectors of `lanes`; what is left in smaller ones.
 
         again: body may be run twice for an element, since it does not read what it stores. What is left is then done
         by a whole vector that ends with the last element.
+        looped: the caller repeats this in a loop, which is one statement to TVM: where it may let the results of a
+        statement take the place of what they are computed of, nothing is done twice.
         """
         if again:
             lanes = min(lanes, 1 << extent.bit_length() - 1)
@@ -153,8 +170,31 @@ class Nest:
         parts = []
         if full:
             parts.append(self.loop("v", full, lambda v: self.vector(lanes, lambda lane: body(v * index(lanes) + lane))))
-        left = [Piece(extent - lanes, lanes)] if again and rest else pieces(rest, lanes, full * lanes)
-        return sequence(*parts, self.in_pieces(left, body))
+        if again and rest:
+            last = self.in_pieces([Piece(extent - lanes, lanes)], body)
+            if not (looped and self._may_share(last)):
+                return sequence(*parts, last)
+        return sequence(*parts, self.in_pieces(pieces(rest, lanes, full * lanes), body))
+
+    def _may_share(self, statements: Sequence[Any]) -> bool:
+        """Whether something is stored in a buffer of the kernel's own that was computed from another one like it.
+
+        TVM gives both the same memory where the other one is not read later: what is computed again would then be
+        computed of its result.
+        """
+        stores: list[Any] = []
+        for statement in statements:
+            tvm_ffi.structural_walk(statement, (tirx.BufferStore, stores.append))
+        return any(
+            not load.source.same_as(store.buffer) and _alike(load.source, store.buffer)
+            for store in stores
+            if self._own(store.buffer)
+            for load in _loads(store.value)
+            if self._own(load.source)
+        )
+
+    def _own(self, buffer: Any) -> bool:
+        return not any(buffer.same_as(param) for param in self.program.params)
 
     def in_pieces(self, parts: Sequence[Piece], body: Body) -> list[Any]:
         """body(i) for the elements of each piece, a vector a piece."""

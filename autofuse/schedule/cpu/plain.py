@@ -38,7 +38,7 @@ class PlainFamily(ScheduleFamily):
     """One operator of any kind."""
 
     name: ClassVar[str] = "plain"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     configuration: ClassVar[type[Configuration]] = PlainConfiguration
     most_operators: ClassVar[int] = 1
 
@@ -154,7 +154,11 @@ def _nest(nest: Nest, stage: Stage, buffer: Any, config: PlainConfiguration, lan
         if stage.how:
             return _reduce(nest, stage, buffer, config.vectors, lanes, prod(inner), at, homes)
         return nest.lanes_over(
-            prod(inner), lanes, lambda i: store(buffer, program.value(stage, at(i), [], homes), at(i)), again=True
+            prod(inner),
+            lanes,
+            lambda i: store(buffer, program.value(stage, at(i), [], homes), at(i)),
+            again=True,
+            looped=True,
         )
 
     return nest.parallel("outer", prod(outer), line, config.parallel)

@@ -186,9 +186,12 @@ class RowNests:
             return self.write(stage, strip, element, lane, self.program.value(stage, at, [], homes))
 
         if self.lanes > 1:
-            return self.nest.loop(
-                "e", space.elements, lambda e: self.nest.lanes_over(strip.width, self.vector, lambda i: one(e, i), True)
-            )
+            looped = space.elements > 1
+
+            def line(e: Any) -> Any:
+                return self.nest.lanes_over(strip.width, self.vector, lambda i: one(e, i), again=True, looped=looped)
+
+            return self.nest.loop("e", space.elements, line)
         return self.nest.lanes_over(space.elements, self.vector, lambda e: one(e, index(0)), again=True)
 
     def reduction(self, stage: Stage, strip: Strip, homes: Mapping[Any, Home]) -> Any:

@@ -41,7 +41,7 @@ class RowsFamily(ScheduleFamily):
     """Groups whose reductions share their rows, with elementwise work before, between and after them."""
 
     name: ClassVar[str] = "rows"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     configuration: ClassVar[type[Configuration]] = RowsConfiguration
 
     def anchors(self, op: Operator) -> bool:
