@@ -17,6 +17,7 @@ from autofuse.codegen.build import build_kernel
 from autofuse.codegen.digest import tir_digest
 from autofuse.graph.model import Group, Role
 from autofuse.measure.oracle import evaluate
+from autofuse.schedule.cpu.conv_tiling import Conv2dConfiguration
 from autofuse.schedule.operands import FEWEST
 from autofuse.schedule.registry import family
 
@@ -73,11 +74,20 @@ def test_operands_that_are_looked_up(channels: list[int], batch: int, kernel: in
     assert looked_up
 
 
+# Rows of a tile's columns, and tiles of places that run on over the ends of rows.
+CONFIGURATIONS = [
+    Conv2dConfiguration(nb=2, ht=1, mt=4, cob=1, hb=9, pad=1, chunk=1, parallel=0),
+    Conv2dConfiguration(nb=2, ht=0, mt=6, cob=1, hb=11, pad=1, chunk=1, parallel=0),
+]
+
+
 def test_code_does_not_grow_with_many_operands() -> None:
-    stores = {}
+    chosen = family("conv2d")
+    stores: dict[int, list[int]] = {}
     for count in (FEWEST - 1, FEWEST, 3 * FEWEST):
         case, group = dense_layer([8] * count, 1, 1)
-        chosen = family("conv2d")
-        func = chosen.apply(case.fuser.fuse(group), group, chosen.configs(group, HARDWARE)[0], HARDWARE)
-        stores[count] = len(statements(func, tirx.BufferStore))
-    assert stores[3 * FEWEST] == stores[FEWEST] < stores[FEWEST - 1]
+        functions = (chosen.apply(case.fuser.fuse(group), group, config, HARDWARE) for config in CONFIGURATIONS)
+        stores[count] = [len(statements(func, tirx.BufferStore)) for func in functions]
+    assert stores[3 * FEWEST] == stores[FEWEST]
+    assert stores[FEWEST][0] < stores[FEWEST - 1][0]
+    assert stores[FEWEST][1] <= stores[FEWEST - 1][1]  # nothing is staged operand by operand there
