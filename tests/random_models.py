@@ -22,6 +22,12 @@ LARGEST_NUMBER = 1e4
 LARGEST_VALUE = 60_000
 Array = np.ndarray[Any, Any]
 Layer = Callable[["Sketch"], object]
+#: Sizes of images: one, powers of two, primes, long and thin.
+IMAGES = (
+    (1, 1), (2, 2), (3, 1), (1, 5), (4, 4), (7, 7), (8, 8), (5, 9), (14, 14), (13, 16), (17, 3), (28, 28), (31, 19)
+)  # fmt: skip
+CHANNELS = (1, 3, 5, 7, 8, 12, 13, 16, 17, 24, 31, 32, 40, 64)
+WIDTHS = (1, 2, 3, 5, 7, 8, 11, 13, 16, 17, 23, 24, 31, 32, 37, 48, 64)
 
 
 class RefusedError(Exception):
@@ -46,6 +52,22 @@ class Value:
     @property
     def floating(self) -> bool:
         return self.array.dtype == np.float32
+
+
+def ints(*numbers: int) -> Array:
+    return np.asarray(numbers, dtype=np.int64)
+
+
+def floats(*numbers: float) -> Array:
+    return np.asarray(numbers, dtype=np.float32)
+
+
+def scalar(number: float) -> Array:
+    return np.asarray(number, dtype=np.float32)
+
+
+def whole(value: Value) -> bool:
+    return value.array.dtype == np.int64
 
 
 @dataclass(frozen=True)

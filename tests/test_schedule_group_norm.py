@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import onnx
 import pytest
 from frontend_graphs import model, node, weights
 from hypothesis import HealthCheck, given, settings
@@ -84,3 +87,53 @@ def test_other_groups_are_taken_apart(channels: int, groups: int, rank: int) -> 
     """Into operators that have schedules."""
     found = [kind for kind, _ in lowered_norm(channels, groups, rank)]
     assert "nn.group_norm" not in found and "variance" in found
+
+
+def written_with_reshapes(channels: int, groups: int, *, scale: bool, side: str = "") -> Any:
+    """Convolution, group normalisation as PyTorch exports it to ONNX (instance norm of reshaped rows), ReLU."""
+    spatial = (6, 5)
+    nodes = [
+        node("Conv", ["x", "w"], ["a"]),
+        node("Reshape", ["a", "rows"], ["r"]),
+        node("InstanceNormalization", ["r", "gs", "bs"], ["i"], epsilon=1e-3),
+        node("Reshape", ["i", "back"], ["n"]),
+        node("Mul", ["n", "g"], ["m"]),
+        node("Add", ["b", "m"], ["s"]),
+        node("Relu", ["s"], ["y"]),
+    ]
+    ones, zeros = np.ones(groups, "float32"), np.zeros(groups, "float32")
+    return model(
+        nodes,
+        {"x": [2, 8, *spatial]},
+        ["y", *([side] if side else [])],
+        {
+            "w": weights(channels, 8, 1, 1),
+            "rows": np.array([0, groups, -1]),
+            "back": np.array([2, channels, *spatial]),
+            "gs": np.linspace(0.5, 1.5, groups, dtype="float32") if scale else ones,
+            "bs": np.linspace(-1, 1, groups, dtype="float32") if scale else zeros,
+            "g": np.linspace(0.5, 2, channels, dtype="float32").reshape(channels, 1, 1),
+            "b": np.linspace(-1, 1, channels, dtype="float32").reshape(1, channels, 1, 1),
+        },
+    )
+
+
+@pytest.mark.parametrize("scale", [False, True])
+@pytest.mark.parametrize("side", ["", "n", "m"])
+def test_a_normalisation_written_with_reshapes_is_one_operator(scale: bool, side: str) -> None:
+    """Whatever else reads the normalised value or the scaled one."""
+    lowered = lowered_like_onnxruntime(written_with_reshapes(32, 2, scale=scale, side=side))
+    kinds = [kind for kind, _ in steps(lowered)]
+    assert kinds.count("nn.group_norm") == 1 and "variance" not in kinds and "reshape" not in kinds
+    # scale and shift are the normalisation's own unless what comes between them is read
+    assert ("multiply" in kinds) == (side == "n") and ("add" in kinds) == (side != "")
+
+
+def test_rows_across_images_are_no_group_normalisation() -> None:
+    """Statistics over several images' channels cannot be those of an image's groups."""
+    source = written_with_reshapes(32, 2, scale=False)
+    for tensor in source.graph.initializer:
+        if tensor.name == "rows":
+            tensor.CopyFrom(onnx.numpy_helper.from_array(np.array([1, 2, -1]), "rows"))
+    kinds = [kind for kind, _ in steps(lowered_like_onnxruntime(source))]
+    assert "nn.group_norm" not in kinds and "variance" in kinds

@@ -53,6 +53,16 @@ def _copy(into: Array, array: Array) -> None:
         np.copyto(into, array)
 
 
+def along_axis(array: Array, rank: int, axis: int, extent: int) -> Array | None:
+    """An operand of rank `rank`, broadcast numpy's way, as a vector of `extent` if it varies along `axis` alone."""
+    shape = (1,) * (rank - array.ndim) + array.shape
+    if array.ndim > rank or any(size != 1 for position, size in enumerate(shape) if position != axis):
+        return None
+    if shape[axis] not in (1, extent):
+        return None
+    return np.broadcast_to(array.reshape(-1), (extent,))
+
+
 def scalar_value(expr: Any) -> float | int | bool | None:
     """The value of a constant whose elements are all the same number, None for anything else.
 

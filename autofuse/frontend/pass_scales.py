@@ -15,7 +15,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from autofuse.frontend.constants import Array, array_of, constant, is_constant
+from autofuse.frontend.constants import Array, along_axis, array_of, constant, is_constant
 from autofuse.frontend.walk import Scope, op_name, rewrite, static_shape
 
 
@@ -102,16 +102,6 @@ def _product(left: Array, right: Array) -> Array:
     return np.asarray(left * right, left.dtype)
 
 
-def _per_channel(factor: Array, rank: int, axis: int, channels: int) -> Array | None:
-    """The factor as a vector of `channels` if it varies along `axis` alone, broadcast numpy's way."""
-    shape = (1,) * (rank - factor.ndim) + factor.shape
-    if factor.ndim > rank or any(size != 1 for position, size in enumerate(shape) if position != axis):
-        return None
-    if shape[axis] not in (1, channels):
-        return None
-    return np.broadcast_to(factor.reshape(-1), (channels,))
-
-
 def _scaled_kernel(call: Any, factor: Array) -> Array | None:
     out_layout = str(call.attrs.out_layout) or str(call.attrs.data_layout)
     kernel_layout = str(call.attrs.kernel_layout)
@@ -119,7 +109,7 @@ def _scaled_kernel(call: Any, factor: Array) -> Array | None:
     if shape is None or not out_layout.isalpha() or not kernel_layout.isalpha():
         return None
     axis = out_layout.index("C")
-    vector = _per_channel(factor, len(shape), axis, shape[axis])
+    vector = along_axis(factor, len(shape), axis, shape[axis])
     if vector is None:
         return None
     weight = array_of(call.args[1])
@@ -142,5 +132,5 @@ def _scaled_matrix(call: Any, factor: Array) -> Array | None:
     weight, shape = array_of(call.args[1]), static_shape(call)
     if shape is None or weight.ndim != 2 or len(shape) < 2:
         return None
-    vector = _per_channel(factor, len(shape), len(shape) - 1, shape[-1])
+    vector = along_axis(factor, len(shape), len(shape) - 1, shape[-1])
     return None if vector is None else np.multiply(weight, vector, dtype=weight.dtype)

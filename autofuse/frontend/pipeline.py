@@ -18,6 +18,7 @@ from autofuse.errors import InputError, ModelError
 from autofuse.frontend.digest import structure_digest
 from autofuse.frontend.pass_batch_norm import lower_batch_norm
 from autofuse.frontend.pass_fold_constants import fold_constants
+from autofuse.frontend.pass_group_norm import gather_group_norm
 from autofuse.frontend.pass_scales import fold_scales
 from autofuse.frontend.pass_simplify import simplify
 from autofuse.frontend.pass_split_concat import split_concat
@@ -36,6 +37,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("simplify", simplify),
     # simplifying turns up constants (x/c as x·(1/c)), and merged reshapes uncover more of them
     ("fold_constants_again", fold_constants),
+    ("gather_group_norm", gather_group_norm),
     ("fold_scales", fold_scales),
     ("simplify_again", simplify),
     ("split_concat", split_concat),
