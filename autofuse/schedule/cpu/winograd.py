@@ -60,15 +60,18 @@ _OUTPUT_OPERATIONS = {2: 4, 4: 14}
 class WinogradConfiguration(Configuration):
     """F(m×m, 3×3). Register tile: `nb` channel blocks × `mt` tiles of data.
 
-    rows: rows of tiles (over the whole batch) that pass by a block of weights together. cob: channel tiles whose
-    products are kept until the inverse transform. split: 0 a task transforms its own rows of data and makes all their
-    channels; 1 all data is transformed before, a task then makes `cob` channel tiles of `rows` rows. parallel: 0 runs
-    on the calling thread.
+    cols: tiles of a segment, a whole row of tiles or an even part of it. rows: segments (over the whole batch) that
+    pass by a block of weights together. cob: channel tiles whose products are kept until the inverse transform.
+    split: 0 a task transforms its own segments of data and makes all their channels; 1 all data is transformed before,
+    a task then makes `cob` channel tiles of `rows` segments; 2 all data is transformed, then all products are made, a
+    task those of one place in the tile for `cob` channel tiles, then all are transformed back. parallel: 0 runs on the
+    calling thread.
     """
 
     m: int
     nb: int
     mt: int
+    cols: int
     rows: int
     cob: int
     split: int
@@ -99,6 +102,11 @@ class Layer:
     def tiles(self, m: int) -> tuple[int, int]:
         """Rows of tiles over the whole batch, tiles in a row."""
         return self.n * -(-self.oh // m), -(-self.ow // m)
+
+    def segments(self, m: int, cols: int) -> int:
+        """Segments of `cols` tiles over the whole batch."""
+        rows, across = self.tiles(m)
+        return rows * (across // cols)
 
 
 @remembered
@@ -160,7 +168,7 @@ class WinogradFamily(ScheduleFamily):
     """See the module's description."""
 
     name: ClassVar[str] = "winograd"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     configuration: ClassVar[type[Configuration]] = WinogradConfiguration
     beside: ClassVar[bool] = True
 
@@ -241,36 +249,50 @@ def _configurations(layer: Layer, hardware: Hardware) -> tuple[WinogradConfigura
     sizes = (4, 2) if depth <= MOST_CHANNELS and layer.oh * layer.ow > 4 else (2,)
     cores = hardware.cores
     for m in sizes:
-        rows, across = layer.tiles(m)
         products = (m + 2) ** 2
-        row_bytes = 4 * products * across * depth  # transformed data of a row of tiles
-        together: list[tuple[int, int]] = []  # (split, rows)
-        apart: list[tuple[int, int]] = []
-        # Data in L2, some rows a task: enough tasks for the cores.
-        fits = max(1, hardware.l2_bytes // 2 // row_bytes)
-        for wanted in (fits, 2 * fits, max(1, fits // 2)):
-            count = max(1, min(wanted, _ceil_div(rows, cores)))
-            together.append((0, _even(rows, count, cores)))
-        if rows * row_bytes <= max(hardware.l3_bytes, _MOST_APART):
-            apart = [(1, _even(rows, min(wanted, rows), 1)) for wanted in (rows, 2 * fits)]
-        weights = 4 * products * depth * layer.oc * layer.lanes
-        tasks = apart + together if weights > 8 * hardware.l2_bytes else together + apart
-        for split, count in dict.fromkeys(tasks):
-            for nb, mt in _register_tiles(layer.oc, count * across, hardware)[:2]:
+        tile_bytes = 4 * products * depth  # transformed data of a tile
+        weights = tile_bytes * layer.oc * layer.lanes
+        for split, cols, count in _tasks(layer, m, tile_bytes, weights > 8 * hardware.l2_bytes, hardware):
+            for nb, mt in _register_tiles(layer.oc, count * cols, hardware)[:2]:
                 tiles = _ceil_div(layer.oc, nb)
                 # Products of `cob` tiles of channels stay in L2 beside the data.
-                each = 4 * products * count * across * nb * layer.lanes
+                each = 4 * products * count * cols * nb * layer.lanes
                 most = max(1, hardware.l2_bytes // 4 // each)
                 cob = W.divisor_near(tiles, float(min(most, _ceil_div(tiles, 2 * cores) if split else tiles)))
-                for group in dict.fromkeys((cob, 1)):
-                    parallel = int(cores > 1 and (split == 1 or _ceil_div(rows, count) > 1))
-                    found[WinogradConfiguration(m, nb, mt, count, group, split, parallel)] = None
+                for group in (tiles,) if split == 2 else dict.fromkeys((cob, 1)):
+                    chunks = _ceil_div(layer.segments(m, cols), count)
+                    parallel = int(cores > 1 and (split > 0 or chunks > 1))
+                    found[WinogradConfiguration(m, nb, mt, cols, count, group, split, parallel)] = None
     ordered = [
         [c for c in found if c.m == m][: _OFFERED[m]] for m in sorted(sizes, key=lambda m: _least(layer, m, hardware))
     ]
     # In turn: the first choice of each size before the second of any.
     longest = max(len(some) for some in ordered)
     return tuple(some[rank] for rank in range(longest) for some in ordered if rank < len(some))
+
+
+def _tasks(
+    layer: Layer, m: int, tile_bytes: int, many_weights: bool, hardware: Hardware
+) -> Sequence[tuple[int, int, int]]:
+    """(split, cols, rows) that suit the caches, best guess first. tile_bytes: of a tile's transformed data."""
+    rows, across = layer.tiles(m)
+    cores, near = hardware.cores, hardware.l2_bytes // 2
+    # Data in L2: some segments a task, enough tasks for the cores.
+    cols = max(d for d in range(1, across + 1) if across % d == 0 and (d == 1 or d * tile_bytes <= near))
+    segments = rows * (across // cols)
+    fits = max(1, near // (cols * tile_bytes))
+    together = []
+    for wanted in (fits, 2 * fits, max(1, fits // 2)):
+        count = max(1, min(wanted, _ceil_div(segments, cores)))
+        together.append((0, cols, _even(segments, count, cores)))
+    apart = []
+    room = max(hardware.l3_bytes, _MOST_APART)
+    if rows * across * tile_bytes <= room:
+        fits = max(1, near // (across * tile_bytes))
+        apart = [(1, across, _even(rows, min(wanted, rows), 1)) for wanted in (rows, 2 * fits)]
+        if rows * across * tile_bytes * (layer.ic + layer.oc) // layer.ic <= room:
+            apart.insert(0, (2, across, rows))
+    return tuple(dict.fromkeys(apart + together if many_weights else together + apart))
 
 
 def _least(layer: Layer, m: int, hardware: Hardware) -> float:
@@ -282,7 +304,8 @@ def _least(layer: Layer, m: int, hardware: Hardware) -> float:
 
 
 def _even(rows: int, most: int, cores: int) -> int:
-    """Rows a task, from half of `most` up to it, such that the core that does most does least; the larger of equals."""
+    """Segments a task, from half of `most` up to it, such that the core that does most does least;
+    the larger of equals."""
 
     def longest(each: int) -> int:
         return min(rows, _ceil_div(_ceil_div(rows, each), cores) * each)
@@ -318,13 +341,13 @@ def _tiling(
 ) -> tuple[KernelShape, tuple[float, float, int, int]]:
     """A configuration's kernel shape, and its other entries of `_Rows`."""
     lanes = layer.lanes
-    rows, across = layer.tiles(c.m)
-    places, depth, channels = rows * across, layer.ic * lanes, layer.oc * lanes
+    across, segments = c.cols, layer.segments(c.m, c.cols)
+    places, depth, channels = segments * across, layer.ic * lanes, layer.oc * lanes
     products = (c.m + 2) ** 2
     alpha = c.m + 2
     fma = products * places * depth * channels
-    chunks, groups = _ceil_div(rows, c.rows), _ceil_div(_ceil_div(layer.oc, c.nb), c.cob)
-    tasks = chunks * (groups if c.split else 1)
+    chunks, groups = _ceil_div(segments, c.rows), _ceil_div(_ceil_div(layer.oc, c.nb), c.cob)
+    tasks = {0: chunks, 1: chunks * groups, 2: products * groups}[c.split]
     transforms = places * depth * 2 * alpha * _INPUT_OPERATIONS[c.m]
     transforms += places * channels * (alpha + c.m) * _OUTPUT_OPERATIONS[c.m]
     weights = 4 * products * depth * channels
@@ -336,18 +359,22 @@ def _tiling(
     plane = 4 * depth * min(places, c.rows * across)
     near = l1_bytes // 2
     tiles = _ceil_div(layer.oc, c.nb)
-    l2 = 2 * moved + moved * (tiles - 1 if plane > near else max(0, groups - 1)) + 2 * results
+    again = tiles - 1 if plane > near or c.split == 2 else groups - 1
+    l2 = 2 * moved + moved * max(0, again) + 2 * results
     l2 += weights * chunks * (1 if panel <= near else _ceil_div(c.rows * across, c.mt))
     task_data = 4 * products * c.rows * across * depth
     task_results = 4 * products * c.rows * across * c.cob * c.nb * lanes
     footprint = task_data + task_results
     l3 = weights * chunks
-    if c.split:  # written by the first loop, read by every group of channels
+    if c.split == 2:  # written by one loop, read by the next
+        l3 += moved * (1 + groups) + 2 * results
+        footprint = (task_data + results // groups) // products
+    elif c.split:  # written by the first loop, read by every group of channels
         l3 += moved * (1 + groups)
     elif footprint > l2_bytes:
         l3 += moved * groups
     # A last task with fewer rows takes as long as the others: a core waits.
-    idle = chunks * c.rows / rows - 1.0 if tasks > 1 else 0.0
+    idle = chunks * c.rows / segments - 1.0 if tasks > 1 else 0.0
     shape = KernelShape(
         tasks=tasks if c.parallel else 1,
         accumulators=accumulators,

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from autofuse.schedule.cpu.winograd import Layer, WinogradConfiguration
 
 
+#: Elements of a line of the caches.
+LINE = 16
+
+
 class WinogradNests(WinogradResults):
     """Builds the kernel of one layer."""
 
@@ -55,7 +59,8 @@ class WinogradNests(WinogradResults):
         self.first, self.homes = whole_stages(self.nest, self.program.kept(rest), self.lanes)
         self.across = Cut(layer.ow, config.m)
         self.down = Cut(layer.oh, config.m)
-        self.rows = Cut(layer.n * self.down.tiles, config.rows)
+        self.segments = self.across.tiles // config.cols
+        self.rows = Cut(layer.n * self.down.tiles * self.segments, config.rows)
         self.channels = Cut(layer.oc, config.nb)
         self.groups = -(-self.channels.tiles // config.cob)
         self.depth = layer.ic * self.lanes
@@ -97,7 +102,7 @@ class WinogradNests(WinogradResults):
         parts = list(self.first)
         if c.split:
             everything = self.rows.extent
-            scratch, stride = self._scratch(everything * self.across.tiles * self.depth)
+            scratch, stride = self._scratch(everything * c.cols * self.depth)
             total = everything * self.layer.ic
 
             def transform(t: Any) -> Any:
@@ -106,16 +111,7 @@ class WinogradNests(WinogradResults):
                 return self._transform_row(row, row, block, scratch, stride)
 
             parts += [allocate(scratch), nest.parallel("task", total, transform, c.parallel)]
-
-            def multiply(t: Any) -> Any:
-                group = nest.alias("group", tirx.floordiv(t, index(self.rows.tiles)), self.groups)
-                chunk = nest.alias("chunk", tirx.floormod(t, index(self.rows.tiles)), self.rows.tiles)
-                return nest.tiles(
-                    chunk, 1, self.rows,
-                    lambda tile, rows: self._group(tile, rows, group, scratch, stride, tile * index(c.rows)),
-                )  # fmt: skip
-
-            parts.append(nest.parallel("task", self.groups * self.rows.tiles, multiply, c.parallel))
+            parts += (self._by_tile if c.split == 1 else self._by_place)(scratch, stride)
         else:
             parts.append(
                 nest.parallel(
@@ -124,10 +120,58 @@ class WinogradNests(WinogradResults):
             )  # fmt: skip
         return finish(self.program, nest.resolve(sequence(parts)), self.params)
 
+    def _by_tile(self, scratch: Any, stride: int) -> list[Any]:
+        """From transformed data to results in one loop over groups of channels and chunks of segments."""
+        c, nest = self.c, self.nest
+
+        def multiply(t: Any) -> Any:
+            group = nest.alias("group", tirx.floordiv(t, index(self.rows.tiles)), self.groups)
+            chunk = nest.alias("chunk", tirx.floormod(t, index(self.rows.tiles)), self.rows.tiles)
+            return nest.tiles(
+                chunk, 1, self.rows,
+                lambda tile, rows: self._group(tile, rows, group, scratch, stride, tile * index(c.rows)),
+            )  # fmt: skip
+
+        return [nest.parallel("task", self.groups * self.rows.tiles, multiply, c.parallel)]
+
+    def _by_place(self, scratch: Any, stride: int) -> list[Any]:
+        """A loop over the places in a tile makes all products, a second one the results: data, weights and products of
+        one place stay near, and are read once."""
+        c, nest, layer, lanes = self.c, self.nest, self.layer, self.lanes
+        width = layer.oc * lanes
+        places = Cut(self.rows.extent * c.cols, c.mt)
+        result, distance = self._scratch(places.extent * width)
+
+        def multiply(t: Any) -> Any:
+            a = nest.alias("a", tirx.floordiv(t, index(self.groups)), self.products)
+            group = nest.alias("group", tirx.floormod(t, index(self.groups)), self.groups)
+
+            def channels(number: Any, blocks: int) -> Any:
+                def tiles(p: Any, count: int) -> Any:
+                    left = a * index(stride) + p * index(c.mt * self.depth)
+                    target = a * index(distance) + p * index(c.mt * width) + number * index(c.nb * lanes)
+                    return self._product(a, number, blocks, count, left, target, scratch, result, width)
+
+                return nest.tiles(index(0), places.tiles, places, tiles)
+
+            return nest.tiles(group * index(c.cob), c.cob, self.channels, channels)
+
+        def finish_row(t: Any) -> Any:
+            row = nest.alias("row", tirx.floordiv(t, index(layer.oc)), self.rows.extent)
+            block = nest.alias("block", tirx.floormod(t, index(layer.oc)), layer.oc)
+            n, ty, across = self._place(row)
+            offset = row * index(c.cols * width) + block * index(lanes)
+            return self._results(n, block, ty, across, offset, width, result, distance)
+
+        return [
+            allocate(result), nest.parallel("task", self.products * self.groups, multiply, c.parallel),
+            nest.parallel("task", self.rows.extent * layer.oc, finish_row, c.parallel),
+        ]  # fmt: skip
+
     def _task(self, tile: Any, rows: int) -> Any:
         """All of `rows` rows of tiles: transformed data stays with the task."""
         nest = self.nest
-        scratch, stride = self._scratch(rows * self.across.tiles * self.depth)
+        scratch, stride = self._scratch(rows * self.c.cols * self.depth)
         base = tile * index(self.c.rows)
 
         def transform(r: Any) -> Any:
@@ -141,29 +185,29 @@ class WinogradNests(WinogradResults):
         )
 
     def _scratch(self, plane: int) -> tuple[Any, int]:
-        """A buffer of one plane a product, and the distance of planes: never a multiple of a kilobyte.
+        """A buffer of one plane a product, and the distance of planes: an odd number of lines.
 
-        The transforms touch all planes at one place, which would otherwise share a few lines of the cache.
+        The transforms touch all planes at one place, which would otherwise share a few sets of the nearest cache.
         """
-        stride = plane + (2 * self.lanes if plane % 256 == 0 else 0)
+        stride = (-(-plane // LINE) | 1) * LINE
         return self.nest.buffer("scratch", (self.products * stride,)), stride
 
     # -- input transform ---------------------------------------------------------------------------------------
 
     def _transform_row(self, row: Any, local: Any, block: Any, scratch: Any, stride: int) -> Any:
-        """One channel block of a row of tiles; `local`: the row's place in the scratch.
+        """One channel block of a row's segment; `local`: the segment's place in the scratch.
 
         A tile that reaches over the data's edge is copied first, with zeros around it.
         """
         nest, layer, m, alpha, lanes = self.nest, self.layer, self.c.m, self.alpha, self.lanes
-        n, ty = self._place(row)
+        n, ty, first = self._place(row)
 
         def value(tx: Any, i: Any, k: Any, lane: Any) -> Any:
             y, x = ty * index(m) + (i - index(layer.top)), tx * index(m) + (k - index(layer.left))
             return self.program.load(self.data, [n, block, y, x, lane], {})
 
-        def transform(tx: Any, read: Callable[[int, int, Any], Any]) -> Any:
-            place = (local * index(self.across.tiles) + tx) * index(self.depth) + block * index(lanes)
+        def transform(x: Any, read: Callable[[int, int, Any], Any]) -> Any:
+            place = (local * index(self.c.cols) + x) * index(self.depth) + block * index(lanes)
 
             def one(lane: Any) -> Any:
                 names = Names()
@@ -178,10 +222,10 @@ class WinogradNests(WinogradResults):
 
             return nest.vector(lanes, one)
 
-        def interior(tx: Any) -> Any:
-            return transform(tx, lambda i, k, lane: value(tx, index(i), index(k), lane))
+        def interior(x: Any, tx: Any) -> Any:
+            return transform(x, lambda i, k, lane: value(tx, index(i), index(k), lane))
 
-        def edge(tx: Any) -> Any:
+        def edge(x: Any, tx: Any) -> Any:
             copy = nest.buffer("copy", (self.products * lanes,), scope="local")
 
             def element(i: Any, k: Any) -> Any:
@@ -193,27 +237,35 @@ class WinogradNests(WinogradResults):
                 return tirx.IfThenElse(inside, taken, cleared)
 
             filled = nest.loop("i", alpha, lambda i: nest.loop("k", alpha, lambda k: element(i, k)))
-            read = transform(tx, lambda i, k, lane: copy[index((i * alpha + k) * lanes) + lane])
+            read = transform(x, lambda i, k, lane: copy[index((i * alpha + k) * lanes) + lane])
             return sequence(allocate(copy), filled, read)
 
-        def tile(tx: Any) -> Any:
+        def tile(x: Any) -> Any:
+            tx = self._column(first, x)
             x_low, x_high = _interior(self.across.tiles, m, alpha, layer.left, layer.width)
             y_low, y_high = _interior(self.down.tiles, m, alpha, layer.top, layer.height)
             if x_high <= x_low or y_high <= y_low:
-                return edge(tx)
+                return edge(x, tx)
             inside = tirx.all(tx >= index(x_low), tx < index(x_high), ty >= index(y_low), ty < index(y_high))
-            return tirx.IfThenElse(inside, interior(tx), edge(tx))
+            return tirx.IfThenElse(inside, interior(x, tx), edge(x, tx))
 
-        return nest.loop("x", self.across.tiles, tile)
+        return nest.loop("x", self.c.cols, tile)
 
-    def _place(self, row: Any) -> tuple[Any, Any]:
-        """The image and the row of tiles within it."""
+    def _place(self, segment: Any) -> tuple[Any, Any, Any]:
+        """The image, the row of tiles within it, and the segment's first tile in that row."""
+        nest, row, first = self.nest, segment, index(0)
+        if self.segments > 1:
+            part = nest.alias("part", tirx.floormod(segment, index(self.segments)), self.segments)
+            rows = self.layer.n * self.down.tiles
+            row = nest.alias("whole", tirx.floordiv(segment, index(self.segments)), rows)
+            first = part * index(self.c.cols)
         if self.layer.n == 1:
-            return index(0), row
+            return index(0), row, first
         tiles = index(self.down.tiles)
         return (
-            self.nest.alias("n", tirx.floordiv(row, tiles), self.layer.n),
-            self.nest.alias("ty", tirx.floormod(row, tiles), self.down.tiles),
+            nest.alias("n", tirx.floordiv(row, tiles), self.layer.n),
+            nest.alias("ty", tirx.floormod(row, tiles), self.down.tiles),
+            first,
         )
 
     # -- products ----------------------------------------------------------------------------------------------
@@ -221,11 +273,11 @@ class WinogradNests(WinogradResults):
     def _group(self, tile: Any, rows: int, group: Any, scratch: Any, stride: int, start: Any) -> Any:
         """`cob` tiles of channels for `rows` rows of tiles; start: their first row in the scratch."""
         c, nest = self.c, self.nest
-        places = Cut(rows * self.across.tiles, c.mt)
+        places = Cut(rows * c.cols, c.mt)
         width = c.cob * c.nb * self.lanes
         result, distance = self._scratch(places.extent * width)
         first = group * index(c.cob)
-        begin = start * index(self.across.tiles * self.depth)
+        begin = start * index(c.cols * self.depth)
 
         def product(a: Any) -> Any:
             def channels(number: Any, blocks: int) -> Any:
@@ -240,14 +292,14 @@ class WinogradNests(WinogradResults):
 
         def finished(r: Any) -> Any:
             row = nest.alias("row", tile * index(c.rows) + r, self.rows.extent)
-            n, ty = self._place(row)
+            n, ty, across = self._place(row)
 
             def channels(number: Any, blocks: int) -> Any:
                 def one(j: Any) -> Any:
                     offset = (number - first) * index(c.nb * self.lanes) + j * index(self.lanes)
                     block = nest.alias("block", number * index(c.nb) + j, self.layer.oc)
-                    offset = offset + r * index(self.across.tiles * width)
-                    return self._results(n, block, ty, offset, width, result, distance)
+                    offset = offset + r * index(c.cols * width)
+                    return self._results(n, block, ty, across, offset, width, result, distance)
 
                 return nest.loop("j", blocks, one)
 

@@ -40,13 +40,20 @@ class WinogradResults:
 
     # -- inverse transform -------------------------------------------------------------------------------------
 
-    def _results(self, n: Any, block: Any, ty: Any, offset: Any, width: int, result: Any, distance: int) -> Any:
-        """One channel block of a row of tiles."""
+    def _column(self, first: Any, x: Any) -> Any:
+        """The place in its row of tile `x` of the segment that begins with tile `first`."""
+        whole = self.c.cols == self.across.tiles
+        return x if whole else self.nest.alias("tx", first + x, self.across.tiles)
+
+    def _results(
+        self, n: Any, block: Any, ty: Any, first: Any, offset: Any, width: int, result: Any, distance: int
+    ) -> Any:
+        """One channel block of a row's segment, which begins with tile `first`."""
         nest, m, alpha, lanes = self.nest, self.c.m, self.alpha, self.lanes
 
-        def tile(tx: Any) -> Any:
+        def tile(number: Any) -> Any:
             done = nest.buffer("tile", (m * m * lanes,), scope="local")
-            place = offset + tx * index(width)
+            place, tx = offset + number * index(width), self._column(first, number)
 
             def one(lane: Any) -> Any:
                 names = Names()
@@ -89,7 +96,7 @@ class WinogradResults:
                 last = tirx.IfThenElse(inside, whole(), ragged())
             return sequence(allocate(done), nest.vector(lanes, one), last)
 
-        return nest.loop("x", self.across.tiles, tile)
+        return nest.loop("x", self.c.cols, tile)
 
     # -- what follows ------------------------------------------------------------------------------------------
 
