@@ -29,8 +29,8 @@ _LINE = 16
 # Depth between two places where lines are asked for, how many such stretches pay off, and most lines at one place: a
 # core waits when more are on their way.
 _STRETCH, _FEWEST_STRETCHES, _MOST_AT_ONCE = 96, 3, 16
-# For reading, into L2, data.
-_INTO_L2 = (tirx.const(0, "int32"), tirx.const(2, "int32"), tirx.const(1, "int32"))
+#: Arguments of a prefetch: for reading, into L2, data.
+INTO_L2 = (tirx.const(0, "int32"), tirx.const(2, "int32"), tirx.const(1, "int32"))
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,7 @@ class MatmulNests(OperandNests):
         def fetch(number: Any, block: int, line: int) -> Any:
             k = (ahead.part * index(count * times) + number) * index(together)
             load = self.right_at(tile.b, ahead.column + index(block * self.block + line * _LINE), k)
-            return tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", tirx.address_of(load), *_INTO_L2))
+            return tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", tirx.address_of(load), *INTO_L2))
 
         def one(number: Any) -> Any:
             asked = [

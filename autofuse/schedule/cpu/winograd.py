@@ -49,6 +49,8 @@ MOST_CHANNELS = 2048
 _LEAST_WORK = 200_000
 # Configurations offered at most, by m.
 _OFFERED = {2: 5, 4: 8}
+# Half cycles that a last register tile of fewer rows costs besides its work.
+_RAGGED = 1.2
 # Bytes that all transformed data of a layer may take at least, whatever the last cache holds.
 _MOST_APART = 16 << 20
 # Additions and multiplications of a transform in one dimension, by m: of m + 2 data, of m + 2 products.
@@ -63,9 +65,8 @@ class WinogradConfiguration(Configuration):
     cols: tiles of a segment, a whole row of tiles or an even part of it. rows: segments (over the whole batch) that
     pass by a block of weights together. cob: channel tiles whose products are kept until the inverse transform.
     split: 0 a task transforms its own segments of data and makes all their channels; 1 all data is transformed before,
-    a task then makes `cob` channel tiles of `rows` segments; 2 all data is transformed, then all products are made, a
-    task those of one place in the tile for `cob` channel tiles, then all are transformed back. parallel: 0 runs on the
-    calling thread.
+    a task then makes `cob` channel tiles of `rows` segments. ahead: whether the next block of weights is asked for
+    while one is used. parallel: 0 runs on the calling thread.
     """
 
     m: int
@@ -75,6 +76,7 @@ class WinogradConfiguration(Configuration):
     rows: int
     cob: int
     split: int
+    ahead: int
     parallel: int
 
 
@@ -231,11 +233,13 @@ def _register_tiles(blocks: int, places: int, hardware: Hardware) -> tuple[tuple
 
             def time(n: int, t: int) -> float:
                 # In half cycles, a multiply-add each. One and a half loads a cycle keep up; they cost a little even so.
-                return max(n * t, 1.25 * (n + t), chains) + 0.2 * n + 0.1 * t if n and t else 0.0
+                return max(n * t, 1.25 * (n + t), chains) + 0.45 * n + 0.1 * t if n and t else 0.0
 
             full, rest = divmod(places, mt)
             across, left = divmod(blocks, nb)
             total = across * (full * time(nb, mt) + time(nb, rest)) + full * time(left, mt) + time(left, rest)
+            if full and rest:
+                total += _RAGGED * _ceil_div(blocks, nb)
             scored.append((round(total / places / blocks, 3), left != 0, abs(nb - 2), -mt, (nb, mt)))
     scored.sort()
     return tuple(item[-1] for item in scored)
@@ -252,17 +256,19 @@ def _configurations(layer: Layer, hardware: Hardware) -> tuple[WinogradConfigura
         products = (m + 2) ** 2
         tile_bytes = 4 * products * depth  # transformed data of a tile
         weights = tile_bytes * layer.oc * layer.lanes
-        for split, cols, count in _tasks(layer, m, tile_bytes, weights > 8 * hardware.l2_bytes, hardware):
+        ahead = int(weights > 8 * hardware.l2_bytes)
+        for split, cols, count in _tasks(layer, m, tile_bytes, bool(ahead), hardware):
             for nb, mt in _register_tiles(layer.oc, count * cols, hardware)[:2]:
                 tiles = _ceil_div(layer.oc, nb)
                 # Products of `cob` tiles of channels stay in L2 beside the data.
                 each = 4 * products * count * cols * nb * layer.lanes
                 most = max(1, hardware.l2_bytes // 4 // each)
                 cob = W.divisor_near(tiles, float(min(most, _ceil_div(tiles, 2 * cores) if split else tiles)))
-                for group in (tiles,) if split == 2 else dict.fromkeys((cob, 1)):
+                # Far weights are best read in the order that they are stored in.
+                for group in (1,) if split and ahead else dict.fromkeys((cob, 1)):
                     chunks = _ceil_div(layer.segments(m, cols), count)
-                    parallel = int(cores > 1 and (split > 0 or chunks > 1))
-                    found[WinogradConfiguration(m, nb, mt, cols, count, group, split, parallel)] = None
+                    parallel = int(cores > 1 and (split == 1 or chunks > 1))
+                    found[WinogradConfiguration(m, nb, mt, cols, count, group, split, ahead, parallel)] = None
     ordered = [
         [c for c in found if c.m == m][: _OFFERED[m]] for m in sorted(sizes, key=lambda m: _least(layer, m, hardware))
     ]
@@ -286,12 +292,9 @@ def _tasks(
         count = max(1, min(wanted, _ceil_div(segments, cores)))
         together.append((0, cols, _even(segments, count, cores)))
     apart = []
-    room = max(hardware.l3_bytes, _MOST_APART)
-    if rows * across * tile_bytes <= room:
+    if rows * across * tile_bytes <= max(hardware.l3_bytes, _MOST_APART):
         fits = max(1, near // (across * tile_bytes))
         apart = [(1, across, _even(rows, min(wanted, rows), 1)) for wanted in (rows, 2 * fits)]
-        if rows * across * tile_bytes * (layer.ic + layer.oc) // layer.ic <= room:
-            apart.insert(0, (2, across, rows))
     return tuple(dict.fromkeys(apart + together if many_weights else together + apart))
 
 
@@ -347,7 +350,7 @@ def _tiling(
     alpha = c.m + 2
     fma = products * places * depth * channels
     chunks, groups = _ceil_div(segments, c.rows), _ceil_div(_ceil_div(layer.oc, c.nb), c.cob)
-    tasks = {0: chunks, 1: chunks * groups, 2: products * groups}[c.split]
+    tasks = chunks * (groups if c.split else 1)
     transforms = places * depth * 2 * alpha * _INPUT_OPERATIONS[c.m]
     transforms += places * channels * (alpha + c.m) * _OUTPUT_OPERATIONS[c.m]
     weights = 4 * products * depth * channels
@@ -359,20 +362,20 @@ def _tiling(
     plane = 4 * depth * min(places, c.rows * across)
     near = l1_bytes // 2
     tiles = _ceil_div(layer.oc, c.nb)
-    again = tiles - 1 if plane > near or c.split == 2 else groups - 1
-    l2 = 2 * moved + moved * max(0, again) + 2 * results
+    l2 = 2 * moved + moved * (tiles - 1 if plane > near else max(0, groups - 1)) + 2 * results
     l2 += weights * chunks * (1 if panel <= near else _ceil_div(c.rows * across, c.mt))
     task_data = 4 * products * c.rows * across * depth
     task_results = 4 * products * c.rows * across * c.cob * c.nb * lanes
     footprint = task_data + task_results
     l3 = weights * chunks
-    if c.split == 2:  # written by one loop, read by the next
-        l3 += moved * (1 + groups) + 2 * results
-        footprint = (task_data + results // groups) // products
-    elif c.split:  # written by the first loop, read by every group of channels
+    if c.split:  # written by the first loop, read by every group of channels
         l3 += moved * (1 + groups)
     elif footprint > l2_bytes:
         l3 += moved * groups
+    # What comes in evenly while products are made is half waited for: data that one more group of channels reads, and
+    # weights unless they come from afar.
+    evenly = moved * groups * c.ahead if c.split else weights * chunks * (1 - c.ahead)
+    exposed = 1.0 - evenly / (2 * l3)
     # A last task with fewer rows takes as long as the others: a core waits.
     idle = chunks * c.rows / segments - 1.0 if tasks > 1 else 0.0
     shape = KernelShape(
@@ -385,7 +388,7 @@ def _tiling(
         l3_bytes=l3,
         footprint=footprint + panel,
         loops=1 + c.split,
-        exposed=1.0,
+        exposed=exposed,
         extra_simple=transforms,
     )
     return shape, ((alpha / c.m) ** 2 - 1.0, idle, weights, fma)

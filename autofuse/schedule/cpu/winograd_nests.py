@@ -7,13 +7,14 @@ the transformed ones. A layer's results are cut into tiles of m × m, a row of t
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tvm import tirx
 
 from autofuse.schedule import ScheduleError
 from autofuse.schedule.cpu.loops import Cut, Nest, allocate, sequence, store
-from autofuse.schedule.cpu.matmul_nests import Follower, followers
+from autofuse.schedule.cpu.matmul_nests import INTO_L2, Follower, followers
 from autofuse.schedule.cpu.row_nests import whole_stages
 from autofuse.schedule.cpu.winograd_results import WinogradResults
 from autofuse.schedule.cpu.winograd_transforms import Names, constant, input_transform
@@ -26,6 +27,18 @@ if TYPE_CHECKING:
 
 #: Elements of a line of the caches.
 LINE = 16
+# Depth between two places where lines are asked for at least, and lines at one place at most while that allows it.
+_STRETCH, _AT_ONCE = 96, 16
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Weights to bring near: `lines` from the line `first` on of those of block `number` at place `a`."""
+
+    number: Any
+    a: Any
+    first: Any
+    lines: int
 
 
 class WinogradNests(WinogradResults):
@@ -111,7 +124,7 @@ class WinogradNests(WinogradResults):
                 return self._transform_row(row, row, block, scratch, stride)
 
             parts += [allocate(scratch), nest.parallel("task", total, transform, c.parallel)]
-            parts += (self._by_tile if c.split == 1 else self._by_place)(scratch, stride)
+            parts.append(self._multiplied(scratch, stride))
         else:
             parts.append(
                 nest.parallel(
@@ -120,8 +133,8 @@ class WinogradNests(WinogradResults):
             )  # fmt: skip
         return finish(self.program, nest.resolve(sequence(parts)), self.params)
 
-    def _by_tile(self, scratch: Any, stride: int) -> list[Any]:
-        """From transformed data to results in one loop over groups of channels and chunks of segments."""
+    def _multiplied(self, scratch: Any, stride: int) -> Any:
+        """From transformed data to results: a loop over groups of channels and chunks of segments."""
         c, nest = self.c, self.nest
 
         def multiply(t: Any) -> Any:
@@ -132,41 +145,7 @@ class WinogradNests(WinogradResults):
                 lambda tile, rows: self._group(tile, rows, group, scratch, stride, tile * index(c.rows)),
             )  # fmt: skip
 
-        return [nest.parallel("task", self.groups * self.rows.tiles, multiply, c.parallel)]
-
-    def _by_place(self, scratch: Any, stride: int) -> list[Any]:
-        """A loop over the places in a tile makes all products, a second one the results: data, weights and products of
-        one place stay near, and are read once."""
-        c, nest, layer, lanes = self.c, self.nest, self.layer, self.lanes
-        width = layer.oc * lanes
-        places = Cut(self.rows.extent * c.cols, c.mt)
-        result, distance = self._scratch(places.extent * width)
-
-        def multiply(t: Any) -> Any:
-            a = nest.alias("a", tirx.floordiv(t, index(self.groups)), self.products)
-            group = nest.alias("group", tirx.floormod(t, index(self.groups)), self.groups)
-
-            def channels(number: Any, blocks: int) -> Any:
-                def tiles(p: Any, count: int) -> Any:
-                    left = a * index(stride) + p * index(c.mt * self.depth)
-                    target = a * index(distance) + p * index(c.mt * width) + number * index(c.nb * lanes)
-                    return self._product(a, number, blocks, count, left, target, scratch, result, width)
-
-                return nest.tiles(index(0), places.tiles, places, tiles)
-
-            return nest.tiles(group * index(c.cob), c.cob, self.channels, channels)
-
-        def finish_row(t: Any) -> Any:
-            row = nest.alias("row", tirx.floordiv(t, index(layer.oc)), self.rows.extent)
-            block = nest.alias("block", tirx.floormod(t, index(layer.oc)), layer.oc)
-            n, ty, across = self._place(row)
-            offset = row * index(c.cols * width) + block * index(lanes)
-            return self._results(n, block, ty, across, offset, width, result, distance)
-
-        return [
-            allocate(result), nest.parallel("task", self.products * self.groups, multiply, c.parallel),
-            nest.parallel("task", self.rows.extent * layer.oc, finish_row, c.parallel),
-        ]  # fmt: skip
+        return nest.parallel("task", self.groups * self.rows.tiles, multiply, c.parallel)
 
     def _task(self, tile: Any, rows: int) -> Any:
         """All of `rows` rows of tiles: transformed data stays with the task."""
@@ -284,7 +263,11 @@ class WinogradNests(WinogradResults):
                 def tiles(p: Any, count: int) -> Any:
                     left = a * index(stride) + begin + p * index(c.mt * self.depth)
                     target = a * index(distance) + p * index(c.mt * width) + (number - first) * index(c.nb * self.lanes)
-                    return self._product(a, number, blocks, count, left, target, scratch, result, width)
+                    following = (number, tirx.min(a + index(1), index(self.products - 1)))
+                    if c.cob > 1:
+                        following = (tirx.min(number + index(1), index(self.channels.tiles - 1)), a)
+                    ahead = self._ahead(*following, p, places)
+                    return self._product(a, number, blocks, count, left, target, scratch, result, width, ahead)
 
                 return nest.tiles(index(0), places.tiles, places, tiles)
 
@@ -309,9 +292,37 @@ class WinogradNests(WinogradResults):
             allocate(result), nest.loop("a", self.products, product), nest.loop("r", rows, finished)
         )  # fmt: skip
 
+    def _ahead(self, number: Any, a: Any, tile: Any, places: Cut) -> Fetch:
+        """The share of one register tile of `places` in asking for the lines of a block of weights."""
+        lines = -(-self.depth * self.c.nb * self.lanes // LINE)
+        each = -(-lines // places.tiles)
+        return Fetch(number, a, tile * index(each), each)
+
+    def _deep(self, step: Callable[[Any], Any], ahead: Fetch) -> Any:
+        """step(k) for the whole depth; on the way the lines of `ahead` are asked for, a few every now and then."""
+        nest, width = self.nest, self.c.nb * self.lanes
+        if not self.c.ahead:
+            return nest.loop("k", self.depth, step)
+        count = max(1, min(self.depth // _STRETCH, -(-ahead.lines // _AT_ONCE)))
+        stretch, together = self.depth // count, -(-ahead.lines // count)
+
+        def fetch(line: Any) -> Any:
+            at = line * index(LINE)
+            place = [ahead.number, ahead.a, tirx.floordiv(at, index(width)), tirx.floormod(at, index(width))]
+            load = tirx.BufferLoad(self.weights, place)
+            return tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", tirx.address_of(load), *INTO_L2))
+
+        def one(number: Any) -> Any:
+            asked = [fetch(ahead.first + number * index(together) + index(i)) for i in range(together)]
+            return sequence(asked, nest.loop("k", stretch, lambda k: step(number * index(stretch) + k)))
+
+        rest = self.depth - count * stretch
+        end = nest.loop("k", rest, lambda k: step(index(count * stretch) + k)) if rest else None
+        return sequence(nest.loop("stretch", count, one), end)
+
     def _product(
         self, a: Any, number: Any, blocks: int, count: int, left: Any, target: Any, scratch: Any, result: Any,
-        width: int,
+        width: int, ahead: Fetch,
     ) -> Any:  # fmt: skip
         """One register tile: `count` tiles of data × `blocks` channel blocks over all input channels."""
         nest, lanes = self.nest, self.lanes
@@ -334,7 +345,7 @@ class WinogradNests(WinogradResults):
         return sequence(
             allocate(acc),
             each(lambda i, _, at: store(acc, zero, [index(i), at])),
-            nest.loop("k", self.depth, step),
+            self._deep(step, ahead),
             each(lambda i, _, at: store(result, acc[index(i), at], [target + index(i * width) + at])),
         )
 
