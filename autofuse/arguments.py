@@ -15,7 +15,7 @@ from autofuse.errors import AutofuseError, InputError, ModelError, PlanError, Pr
 
 #: A file may be named by text or by a path object.
 _PATH = (str, os.PathLike)
-NO_PREDICTOR = "the learned cost model needs a predictor: give --predictor DIR (autofuse train)"
+NO_PREDICTOR = "the learned cost model needs a predictor, there is none for this hardware: give --predictor DIR"
 
 
 def check_arguments(given: Mapping[str, Any]) -> None:
@@ -125,6 +125,7 @@ _CHECKS: dict[str, Callable[[str, object], None]] = {
     "thresholds": _path_or(PlanError, "Thresholds or the path of some", "autofuse.search.problem", "Thresholds"),
     "max_memory": _amount,
     "compile_allowance": _amount,
+    "measure": _amount,
     "fuel": _whole(InputError, 0, "a number of groups"),
     "dump_ir": _path(ModelError, "a folder"),
     "progress": _callable,
@@ -147,7 +148,10 @@ def check_sources(given: Mapping[str, Any]) -> None:
 
         load_predictor(predictor, load_hardware(target))
     elif given.get("cost_model") == "learned":
-        raise PredictorError(NO_PREDICTOR)
+        from autofuse.learn.default import default_predictor
+
+        if default_predictor(load_hardware(target)) is None:
+            raise PredictorError(NO_PREDICTOR)
     if db is not None and str(db) != "none":
         from autofuse.records import open_store
 

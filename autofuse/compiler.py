@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autofuse.arguments import NO_PREDICTOR, check_arguments
+from autofuse.arguments import check_arguments
+from autofuse.chosen import choose_cost_model, choose_predictor, choose_thresholds
 from autofuse.errors import ModelError, PlanError, TargetError
 from autofuse.graph.model import Graph, Group, Role
 from autofuse.target import Hardware
@@ -86,9 +86,29 @@ def analyse(
     from autofuse.target.hardware_file import load_hardware
     from autofuse.target.registry import resolve
 
-    tell = progress or (lambda _: None)
     chosen = resolve(target, threads)
-    hardware = load_hardware(chosen)
+    return _analyse(model, chosen, load_hardware(chosen), input_shapes, batch, progress or (lambda _: None), dump_ir)
+
+
+def analyse_for(model: Any, hardware: Hardware) -> Analysed:
+    """The same for the CPU that a description describes, which need not be here: to plan, not to compile.
+
+    The result's `target` names no CPU of LLVM's. Raises ModelError, InputError.
+    """
+    from autofuse.target.registry import Target
+
+    return _analyse(model, Target(threads=hardware.cores), hardware, None, None, lambda _: None, None)
+
+
+def _analyse(
+    model: Any,
+    target: Target,
+    hardware: Hardware,
+    input_shapes: Mapping[str, Sequence[int]] | None,
+    batch: int | None,
+    tell: Progress,
+    dump_ir: Path | None,
+) -> Analysed:
     tell("importing")
     from autofuse.frontend import prepare
     from autofuse.graph.build import build_graph
@@ -105,7 +125,7 @@ def analyse(
     start = time.perf_counter()
     built = build_graph(lowered.module, prepared.name)
     seconds = {**prepared.seconds, "lower": lowering, "graph": time.perf_counter() - start}
-    return Analysed(prepared, lowered, built, chosen, hardware, seconds)
+    return Analysed(prepared, lowered, built, target, hardware, seconds)
 
 
 def dump(folder: Path | None, name: str, module: Any) -> None:
@@ -140,54 +160,6 @@ def problem_of(
     )
 
 
-def choose_cost_model(
-    analysed: Analysed, cost_model: str | CostModel | None, predictor: str | Path | None, db: str | Path | None
-) -> CostModel:
-    """The cost model asked for, with the records of `db` in front of it.
-
-    None takes the learned model where a predictor is given, else the analytical one. All know whether the network's
-    weights stay in the last cache. Raises PredictorError, RecordError.
-    """
-    from autofuse.cost.analytical import AnalyticalCostModel
-    from autofuse.cost.model import CostModel
-    from autofuse.cost.weights import weights_are_cold
-
-    cold = weights_are_cold(analysed.graph, analysed.hardware)
-    if isinstance(cost_model, CostModel):
-        base: CostModel = cost_model
-    else:
-        base = AnalyticalCostModel(analysed.hardware, cold)
-        if cost_model == "learned" or (cost_model is None and predictor is not None):
-            from autofuse.errors import PredictorError
-            from autofuse.learn import load_predictor
-
-            if predictor is None:
-                raise PredictorError(NO_PREDICTOR)
-            base = load_predictor(predictor, analysed.hardware, cold)
-        elif cost_model not in (None, "analytical"):
-            raise PlanError(f"unknown cost model {cost_model!r}: choose analytical or learned")
-    if db is None or str(db) == "none":
-        return base
-    from autofuse.records import open_store
-    from autofuse.records.model import RecordedCostModel
-    from autofuse.target.registry import hardware_row
-
-    store = open_store(db, readonly=True)
-    return RecordedCostModel(store, hardware_row(analysed.target).digest, base, cold=cold)
-
-
-def choose_thresholds(thresholds: Thresholds | str | Path | None, predictor: str | Path | None) -> Thresholds | None:
-    """The thresholds given (or their file), else those that were tuned for the predictor, else None: the defaults.
-
-    Raises PlanError when a file cannot be read.
-    """
-    from autofuse.search.thresholds import load_thresholds
-
-    if thresholds is None and predictor is not None and (Path(predictor) / "thresholds.json").is_file():
-        thresholds = Path(predictor) / "thresholds.json"
-    return load_thresholds(os.fspath(thresholds)) if isinstance(thresholds, str | os.PathLike) else thresholds
-
-
 def compile_model(
     model: Any,
     *,
@@ -203,14 +175,17 @@ def compile_model(
     thresholds: Thresholds | str | Path | None = None,
     max_memory: float | None = None,
     compile_allowance: float | None = None,
+    measure: float | None = None,
     fuel: int | None = None,
     dump_ir: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Executable:
     """Compile a model: ONNX path or `ModelProto`, Relax module, exported PyTorch program, or a zoo network's name.
 
-    strategy: dp, greedy, hybrid, none, auto, interval. cost_model: "analytical", "learned" (with `predictor`) or a
-    CostModel; `db`: a record store whose measurements come first. plan: a plan (or its file) to build instead of
+    strategy: dp, greedy, hybrid, none, auto, interval. cost_model: "analytical", "learned" (with `predictor`, or the
+    one that there is for the hardware) or a CostModel; by default learned where there is a predictor. db: a record
+    store whose measurements come first. measure: seconds to spend on measuring kernels that could change the plan, into
+    `db`, which is made if it is not there. plan: a plan (or its file) to build instead of
     searching. max_memory: limit on the planned peak of intermediates, in MB. compile_allowance: percent of extra
     compile time that `auto` may spend on the search. fuel: fuse only the first so many groups. dump_ir: folder for the
     IR after each phase. The result's `description` holds what was done and how long it took.
@@ -223,10 +198,14 @@ def compile_model(
     given = {
         "target": target, "strategy": strategy, "cost_model": cost_model, "predictor": predictor, "db": db,
         "input_shapes": input_shapes, "batch": batch, "threads": threads, "plan": plan, "thresholds": thresholds,
-        "max_memory": max_memory, "compile_allowance": compile_allowance, "fuel": fuel, "dump_ir": dump_ir,
-        "progress": progress,
+        "max_memory": max_memory, "compile_allowance": compile_allowance, "measure": measure, "fuel": fuel,
+        "dump_ir": dump_ir, "progress": progress,
     }  # fmt: skip
     check_arguments(given)
+    if measure:
+        from autofuse.learn.ask import prepare_store
+
+        prepare_store(db, plan)
     make_strategy(strategy)  # an unknown name fails before any work
     tell = progress or (lambda _: None)
     folder = Path(dump_ir) if dump_ir is not None else None
@@ -241,17 +220,28 @@ def compile_model(
     )
     tell("searching")
     start = time.perf_counter()
-    costs = choose_cost_model(analysed, cost_model, predictor, db)
-    thresholds = choose_thresholds(thresholds, predictor)
-    problem = problem_of(analysed, costs, thresholds, int((max_memory or 0) * 1e6))
-    if plan is not None:
-        result = follow_plan(plan, problem, analysed)
-    else:
-        chosen = make_strategy(strategy, hardware=analysed.hardware, compile_allowance=compile_allowance)
-        result = chosen.search(problem)
+    thresholds = choose_thresholds(thresholds, choose_predictor(analysed.hardware, cost_model, predictor))
+    chosen = make_strategy(strategy, hardware=analysed.hardware, compile_allowance=compile_allowance)
+
+    def posed() -> tuple[CostModel, SearchProblem]:
+        costs = choose_cost_model(analysed, cost_model, predictor, db)
+        return costs, problem_of(analysed, costs, thresholds, int((max_memory or 0) * 1e6))
+
+    costs, problem = posed()
+    asked = 0.0
+    if measure:
+        from autofuse.learn.ask import measure_doubtful
+
+        assert db is not None
+        began_asking = time.perf_counter()
+        if measure_doubtful(analysed, problem, costs, chosen, db, measure, tell):
+            costs, problem = posed()
+        asked = time.perf_counter() - began_asking
+    result = follow_plan(plan, problem, analysed) if plan is not None else chosen.search(problem)
     if fuel is not None:
         result = limit_fuel(result, problem, fuel)
-    seconds = {**analysed.seconds, "search": time.perf_counter() - start + analysed.seconds.get("graph", 0.0)}
+    searching = time.perf_counter() - start - asked + analysed.seconds.get("graph", 0.0)
+    seconds = {**analysed.seconds, "search": searching, "measure": asked}
     return generate(analysed, problem, result, costs, seconds, began, tell, folder)
 
 
@@ -378,6 +368,7 @@ def generate(
         "import": seconds.get("import", 0.0),
         "prepare": seconds.get("prepare", 0.0) + seconds.get("lower", 0.0),
         "search": seconds["search"],
+        **({"measure": seconds["measure"]} if seconds.get("measure") else {}),
         "codegen": codegen,
         "total": time.perf_counter() - began,
     }

@@ -52,7 +52,7 @@ def prepare(network: str, folder: Path, threads: int) -> None:
     from autofuse.schedule.registry import family as family_by_name
 
     folder.mkdir(parents=True, exist_ok=True)
-    made = autofuse.compile(network, strategy="dp", threads=threads)
+    made = autofuse.compile(network, strategy="dp", cost_model="analytical", threads=threads)
     made.save(folder / "model.so")
     inputs: dict[str, Any] = dict(zoo.sample_inputs(network))
     np.savez(folder / "inputs.npz", **inputs)

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from autofuse.cost import AnalyticalCostModel, Candidate
+from autofuse.cost.weights import LEAST_COLD_BYTES
 from autofuse.graph.model import Access, Graph, Group, MappingType, Operator, Role, Tensor, Work
 from autofuse.graph.reasons import Refusal
 from autofuse.learn import LearnedCostModel, Trained, TrainSettings, build_dataset, train_predictor
+from autofuse.learn.boosting import TreeSettings
 from autofuse.learn.ranges import TrainingRange
 from autofuse.records import Form, MemoryStore, Record, RecordedHardware, Workload
 from autofuse.records.groups import group_to_text
@@ -121,30 +123,57 @@ def law(candidate: Candidate) -> float:
     return 0.8 + 0.35 * (config.rows == 8) - 0.25 * (config.tasks == 8) + 0.1 * math.log2(inner / 128)
 
 
-def fill(store: RecordStore, noise: float = 0.01, seed: int = 0, limit: int | None = None) -> RecordStore:
-    """Put the records of `groups` (the first `limit` of them) into the store, and a failure for each tenth."""
+#: What cold weights cost beyond what the analytical model says, ln.
+COLDER = 0.4
+
+
+def fill(
+    store: RecordStore,
+    noise: float = 0.01,
+    seed: int = 0,
+    limit: int | None = None,
+    *,
+    cold: bool = False,
+    spilling: bool = False,
+    times: int = 1,
+    start: int = 0,
+    networks: str = "net",
+) -> RecordStore:
+    """Put the records of `groups` (of the first `limit` of them, without the first `start`) into the store.
+
+    A failure for each tenth, or, `spilling`, for each large tile of exponentials. cold: with cold latencies too. times:
+    each kernel is measured so often. The models are called `networks`0 to 3.
+    """
     store.add_hardware(RECORDED)
     rng = np.random.default_rng(seed)
-    for number, group in enumerate(itertools.islice(groups(), limit)):
+    for number, group in list(enumerate(itertools.islice(groups(), limit)))[start:]:
         key = f"w{number:03d}"
-        store.add_workload(Workload(key, group.label), [f"net{number % 4}"] + (["shared"] if number % 5 == 0 else []))
+        models = [f"{networks}{number % 4}"] + (["shared"] if number % 5 == 0 and networks == "net" else [])
+        store.add_workload(Workload(key, group.label), models)
         store.add_form(Form(key, "", group_to_text(group)))
         candidates = [Candidate(group, FAMILY, c) for c in FAMILY.configs(group, MACHINE)]
-        for candidate, base in zip(candidates, AnalyticalCostModel(MACHINE).costs(candidates), strict=True):
+        hot, slow = (AnalyticalCostModel(MACHINE, c).costs(candidates) for c in (False, True))
+        for candidate, base, cold_base in zip(candidates, hot, slow, strict=True):
             failed = rng.random() < 0.1
-            seconds = float(base * math.exp(law(candidate) + noise * rng.standard_normal()))
-            store.add(
-                Record(
-                    key,
-                    RECORDED.digest,
-                    FAMILY.name,
-                    FAMILY.version,
-                    candidate.config.text,
-                    status="crashed" if failed else "ok",
-                    samples=() if failed else (seconds,) * 3,
-                    created="2025-01-01T00:00:00.000000Z",
+            if spilling:
+                failed = candidate.config.rows == 8 and group.operators[-1].kind == "exp"  # type: ignore[attr-defined]
+            weights = group.graph.tensors[1].bytes
+            for time in range(times):
+                seconds = float(base * math.exp(law(candidate) + noise * rng.standard_normal()))
+                slowly = float(cold_base * math.exp(law(candidate) + COLDER + noise * rng.standard_normal()))
+                store.add(
+                    Record(
+                        key,
+                        RECORDED.digest,
+                        FAMILY.name,
+                        FAMILY.version,
+                        candidate.config.text,
+                        status="crashed" if failed else "ok",
+                        samples=() if failed else (seconds,) * 3,
+                        cold_samples=(slowly,) * 3 if cold and not failed and weights >= LEAST_COLD_BYTES else (),
+                        created=f"2025-01-01T00:00:{time:02d}.000000Z",
+                    )
                 )
-            )
     return store
 
 
@@ -152,14 +181,15 @@ def fill(store: RecordStore, noise: float = 0.01, seed: int = 0, limit: int | No
 def small_predictor() -> Trained:
     """Trained on a part of the synthetic store, once a process."""
     data = build_dataset(synthetic_store(limit=24), descriptions={RECORDED.digest: MACHINE}, family_of=family_of)
-    return train_predictor(data, TrainSettings(rounds=20, members=3))
+    return train_predictor(data, TrainSettings(members=3, trees=TreeSettings(rounds=20)))
 
 
 def trusting_model(families: dict[str, int]) -> LearnedCostModel:
     """A learned cost model that predicts whatever it is asked of these families, in range or not."""
     trained = small_predictor()
-    card = replace(trained.card, families=families, range=TrainingRange({}), spread_limit=1e9)
-    return LearnedCostModel(card, trained.members, MACHINE)
+    trust = replace(trained.card.trust, limit=1e9, failing=None)
+    card = replace(trained.card, families=families, range=TrainingRange({}), trust=trust)
+    return LearnedCostModel(card, trained.files, MACHINE)
 
 
 def synthetic_store(**arguments: Any) -> RecordStore:

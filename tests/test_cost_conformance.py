@@ -35,8 +35,8 @@ def recorded(fallback: CostModel) -> RecordedCostModel:
 MODELS: dict[str, Callable[[], CostModel]] = {
     "analytical": lambda: AnalyticalCostModel(Hardware()),
     "analytical, cold weights": lambda: AnalyticalCostModel(Hardware(), cold=True),
-    "learned, cold weights": lambda: LearnedCostModel(small_predictor().card, small_predictor().members, MACHINE, True),
-    "learned": lambda: LearnedCostModel(small_predictor().card, small_predictor().members, MACHINE),
+    "learned, cold weights": lambda: LearnedCostModel(small_predictor().card, small_predictor().files, MACHINE, True),
+    "learned": lambda: LearnedCostModel(small_predictor().card, small_predictor().files, MACHINE),
     "recorded": lambda: recorded(AnalyticalCostModel(Hardware())),
     "recorded, predicted elsewhere": lambda: recorded(trusting_model({"fake": 1})),
     "learned, everything predicted": lambda: trusting_model({"fake": 1}),

@@ -13,6 +13,7 @@ from test_cost_analytical import FULL, MACHINE, FakeConfiguration, FakeFamily, c
 
 from autofuse.cost import FEATURE_VERSION, FEATURES, AnalyticalCostModel, Candidate, extract
 from autofuse.cost.features import family_code, feature_names, kind_of
+from autofuse.cost.group_features import KINDS
 from autofuse.graph.model import Access, Graph, Group, MappingType, Operator, Role, Tensor, Work
 from autofuse.schedule.family import Configuration, KernelShape
 
@@ -71,6 +72,57 @@ def test_group_features_of_a_whole_network() -> None:
     assert v["innermost"] == pytest.approx(log(20)) and v["innermost_fill"] == pytest.approx(20 / 24)
     assert (v["stride_same"], v["stride_contiguous"]) == pytest.approx((0.2, 0.8))
     assert v["reads_per_output"] == pytest.approx(log(24)) and v["uses_per_element"] == pytest.approx(log(20))
+
+
+def test_the_chain_of_a_group() -> None:
+    """Mapping types in order, what stands around the anchor, and where the reduction is."""
+    v = values(Group.of(network(), [0, 1, 2]))
+    many, each = (1 + list(MappingType).index(m) for m in (MappingType.MANY_TO_MANY, MappingType.ONE_TO_ONE))
+    assert (v["chain_runs"], v["chain_0"], v["chain_1"], v["chain_2"]) == (2, many, each, 0)
+    assert v["first_anchor"] == v["last_anchor"] == 1 + KINDS.index("matmul")
+    assert (v["before_anchor"], v["after_anchor"], v["reduction_place"], v["reduction_inner"]) == (0, 2, 0, 0)
+    alone = values(Group.of(network(), [2]))
+    assert (alone["chain_runs"], alone["chain_0"], alone["first_anchor"], alone["before_anchor"]) == (1, each, 0, 1)
+
+
+def windows(inside: bool) -> Group:
+    """Two 3×3 convolutions, the second with stride 2 and dilation 3 in x, a mean over the last axis behind them."""
+    tensors = tuple(Tensor(i, f"t{i}", (1, 8, 9, 9), role=Role.INPUT if i == 0 else Role.VALUE) for i in range(3))
+    tensors += (Tensor(3, "mean", (1, 8, 9, 1)), Tensor(4, "out", (1, 8, 9, 9)))
+    many, one_, wide = MappingType.MANY_TO_MANY, MappingType.MANY_TO_ONE, MappingType.ONE_TO_MANY
+    window: dict[str, object] = {"kernel": [3, 3], "strides": [1, 2], "dilation": [1, 3]}
+    operators = (
+        Operator(0, "a", "nn.conv2d", "", (0,), (1,), (Access(0, 0, many, 72, 72),), Work(fma=9), window, (9,), (72,)),
+        Operator(1, "b", "nn.conv2d", "", (1,), (2,), (Access(0, 1, many, 72, 72),), Work(fma=9), window, (9,), (72,)),
+        Operator(2, "m", "mean", "", (2,), (3,), (Access(0, 2, one_, 9, 1),), Work(simple=9), {"axes": [-1]}, (9,),
+                 (9,)),
+        Operator(3, "s", "multiply", "", (2, 3), (4,), (Access(0, 2, MappingType.ONE_TO_ONE), Access(1, 3, wide, 1, 9)),
+                 Work(simple=9)),
+    )  # fmt: skip
+    return Group.of(Graph("windows", tensors, operators, (0,), (4,)), range(4) if inside else [1, 2])
+
+
+def test_halo_and_recompute_count_what_is_made_inside_alone() -> None:
+    v = values(windows(inside=True))
+    assert v["halo"] == (3 - 1) * 1 + (3 - 2) * 3
+    assert v["recompute_edges"] == pytest.approx(log(9 - 1))
+    assert v["reduction_inner"] == 1 and v["reduction_place"] == 0  # the convolutions reduce more
+    part = values(windows(inside=False))
+    assert part["halo"] == part["recompute_edges"] == 0 and part["reduction_inner"] == 1
+
+
+def test_cold_weights_change_the_memory_terms_alone() -> None:
+    graph = network()
+    large = replace(graph, tensors=tuple(replace(t, shape=(400, 200)) if t.index == 1 else t for t in graph.tensors))
+    for chosen, least in ((graph, False), (large, True)):
+        candidates = [candidate(Group.of(chosen, [0, 1, 2]), FULL)]
+        hot, cold = (extract(candidates, MACHINE, cold=c)[0] for c in (False, True))
+        changed = {name for name, i in COLUMN.items() if hot[i] != cold[i]}
+        assert changed <= {"bytes_cold", "log_total", "log_memory", "log_exposed"} and bool(changed) == least
+        if least:
+            assert cold[COLUMN["bytes_cold"]] == pytest.approx(log((400 * 200 + 20) * 4))
+            slow = AnalyticalCostModel(MACHINE, cold=True).terms(candidates)
+            assert cold[COLUMN["log_total"]] == pytest.approx(math.log(slow["total"][0]), rel=1e-5)
 
 
 def test_a_smaller_group_saves_less_and_writes_what_others_need() -> None:

@@ -10,18 +10,41 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from learn_stores import FAMILY, MACHINE, family_of, fill, groups, law, matmul_group, small_predictor, trusting_model
+from learn_stores import (
+    COLDER,
+    FAMILY,
+    MACHINE,
+    RECORDED,
+    family_of,
+    fill,
+    groups,
+    law,
+    matmul_group,
+    small_predictor,
+    synthetic_store,
+    trusting_model,
+)
 
 from autofuse.cli import main
 from autofuse.cost import AnalyticalCostModel, Candidate
 from autofuse.cost.features import FEATURE_VERSION, extract
 from autofuse.errors import PredictorError
 from autofuse.graph.model import Group
-from autofuse.learn import LearnedCostModel, Trained, load_predictor, save_predictor
+from autofuse.learn import (
+    LearnedCostModel,
+    Trained,
+    TrainSettings,
+    build_dataset,
+    load_predictor,
+    save_predictor,
+    train_predictor,
+)
 from autofuse.learn.booster import Booster
+from autofuse.learn.boosting import TreeSettings
 from autofuse.records import SqliteStore
 
 
@@ -36,7 +59,7 @@ def trained() -> Trained:
 
 @pytest.fixture
 def model(trained: Trained) -> LearnedCostModel:
-    return LearnedCostModel(trained.card, trained.members, MACHINE)
+    return LearnedCostModel(trained.card, trained.files, MACHINE)
 
 
 class TestCostModel:
@@ -47,15 +70,34 @@ class TestCostModel:
         assert np.abs(model.costs(near) / truth - 1).mean() < 0.15
         assert np.abs(AnalyticalCostModel(MACHINE).costs(near) / truth - 1).mean() > 0.4
 
-    def test_cold_weights_cost_what_the_analytical_model_says(self, trained: Trained, model: LearnedCostModel) -> None:
-        """Predicted or not; the weights here are the product's second operand."""
-        cold = LearnedCostModel(trained.card, trained.members, MACHINE, cold=True)
-        for group in (matmul_group(2, 512, 384, "exp"), matmul_group(2, 512, 384, "nn.max_pool2d")):
+    def test_costs_with_cold_weights_are_learned(self) -> None:
+        """On a machine where they cost more than the analytical model says; small constants stay where they are."""
+        data = build_dataset(synthetic_store(cold=True), descriptions={RECORDED.digest: MACHINE}, family_of=family_of)
+        trained = train_predictor(data, TrainSettings(members=3, trees=TreeSettings(rounds=60)))
+        hot, cold = (LearnedCostModel(trained.card, trained.files, MACHINE, cold=c) for c in (False, True))
+        for group, colder in ((matmul_group(64, 512, 384, "exp"), COLDER), (matmul_group(64, 128, 48), 0.0)):
             near = candidates(group)
-            slower = AnalyticalCostModel(MACHINE, cold=True).costs(near) / AnalyticalCostModel(MACHINE).costs(near)
-            assert (slower > 1.1).any()
-            assert cold.costs(near) == pytest.approx(model.costs(near) * slower)
-            assert cold.sources(near) == model.sources(near)
+            assert set(cold.sources(near)) == {"predicted"}
+            base = AnalyticalCostModel(MACHINE, cold=colder > 0).costs(near)
+            assert cold.costs(near) == pytest.approx(base * np.exp([law(c) + colder for c in near]), rel=0.15)
+            assert (cold.costs(near) > 1.05 * hot.costs(near)).all() == (colder > 0)
+
+    def test_without_cold_records_the_analytical_model_says_what_they_cost(self, trained: Trained) -> None:
+        cold = LearnedCostModel(trained.card, trained.files, MACHINE, cold=True)
+        far = candidates(matmul_group(2, 512, 384, "nn.max_pool2d"))
+        usual = np.exp(trained.card.trust.offset)
+        assert np.allclose(cold.costs(far), usual * AnalyticalCostModel(MACHINE, cold=True).costs(far), rtol=1e-5)
+
+    def test_candidates_that_are_expected_to_fail_are_pruned(self) -> None:
+        data = build_dataset(
+            synthetic_store(spilling=True), descriptions={RECORDED.digest: MACHINE}, family_of=family_of
+        )
+        trained = train_predictor(data, TrainSettings(members=2, trees=TreeSettings(rounds=10)))
+        model = LearnedCostModel(trained.card, trained.files, MACHINE)
+        near = candidates(matmul_group(64, 128, 96, "exp"))
+        assert [c.config.rows == 8 for c in near] == list(np.isinf(model.costs(near)))  # type: ignore[attr-defined]
+        assert np.isfinite(model.costs(candidates(matmul_group(64, 128, 96)))).all()
+        assert "pruned" in trained.card.markdown()
 
     @pytest.mark.parametrize(
         ("group", "column"),
@@ -68,34 +110,36 @@ class TestCostModel:
         far = candidates(group)
         assert set(model.sources(far)) == {"analytical"}
         assert column in model.card.range.violated(extract(far, MACHINE)[0])
-        usual = np.exp(model.card.offset)
+        usual = np.exp(model.card.trust.offset)
         assert np.allclose(model.costs(far), usual * AnalyticalCostModel(MACHINE).costs(far), rtol=1e-5)
 
     def test_falls_back_for_families_and_versions_it_was_not_trained_on(self, trained: Trained) -> None:
         near = candidates(matmul_group(64, 128, 96))
         for families in ({}, {"tile": 2}):
-            model = LearnedCostModel(replace(trained.card, families=families), trained.members, MACHINE)
+            model = LearnedCostModel(replace(trained.card, families=families), trained.files, MACHINE)
             assert set(model.sources(near)) == {"analytical"}
 
-    def test_falls_back_where_its_members_disagree(self, trained: Trained) -> None:
+    def test_falls_back_where_large_errors_are_expected(self, trained: Trained) -> None:
         near = candidates(matmul_group(64, 128, 96))
-        doubtful = LearnedCostModel(replace(trained.card, spread_limit=0.0), trained.members, MACHINE)
+        doubtful = LearnedCostModel(
+            replace(trained.card, trust=replace(trained.card.trust, limit=0.0)), trained.files, MACHINE
+        )
         assert "analytical" in doubtful.sources(near)
         assert (trusting_model({"tile": 3}).predict(near).uncertainty > 0).any()
 
     def test_a_new_calibration_of_the_same_machine_shifts_nothing(self, trained: Trained) -> None:
         near = candidates(matmul_group(64, 128, 96))
         calibrated = replace(MACHINE, fma_per_second=6e10, memory_bandwidth=3e10, name="renamed")
-        costs = [LearnedCostModel(trained.card, trained.members, h).costs(near) for h in (MACHINE, calibrated)]
+        costs = [LearnedCostModel(trained.card, trained.files, h).costs(near) for h in (MACHINE, calibrated)]
         assert np.array_equal(*costs)
 
     def test_hardware_it_was_not_trained_on_gets_the_analytical_model_of_that_hardware(self, trained: Trained) -> None:
         other = replace(MACHINE, cores=16)
         near = candidates(matmul_group(64, 128, 96))
-        model = LearnedCostModel(trained.card, trained.members, other)
+        model = LearnedCostModel(trained.card, trained.files, other)
         assert not model.known_hardware and set(model.sources(near)) == {"analytical"}
         assert np.allclose(
-            model.costs(near), np.exp(trained.card.offset) * AnalyticalCostModel(other).costs(near), rtol=1e-5
+            model.costs(near), np.exp(trained.card.trust.offset) * AnalyticalCostModel(other).costs(near), rtol=1e-5
         )
 
     def test_predicts_100_000_candidates_a_second(self, model: LearnedCostModel) -> None:
@@ -134,17 +178,19 @@ print(sorted({name.split(".")[0] for name in sys.modules} & {"xgboost", "sklearn
         import xgboost
 
         rows = extract(candidates(matmul_group(64, 128, 96)), MACHINE)
-        for member in trained.members:
+        for member in trained.files.values():
             theirs = xgboost.Booster(model_file=bytearray(member)).inplace_predict(rows)
             assert np.array_equal(Booster(member).predict(rows), theirs.astype(np.float64))
 
     def test_refuses_what_is_no_model_and_rows_of_another_width(self, trained: Trained) -> None:
-        for content in (b"", b"{}", b"nonsense", trained.members[0][:100]):
+        for content in (b"", b"{}", b"nonsense", trained.files["member-0.json"][:100]):
             with pytest.raises(ValueError):
                 Booster(content)
         with pytest.raises(ValueError, match="expected"):
-            Booster(trained.members[0]).predict(np.zeros((2, 3), np.float32))
-        assert Booster(trained.members[0]).predict(np.zeros((0, len(trained.card.features)), np.float32)).shape == (0,)
+            Booster(trained.files["member-0.json"]).predict(np.zeros((2, 3), np.float32))
+        assert Booster(trained.files["member-0.json"]).predict(
+            np.zeros((0, len(trained.card.features)), np.float32)
+        ).shape == (0,)
 
 
 class TestDirectory:
@@ -186,15 +232,15 @@ class TestDirectory:
             (lambda p: (p / "card.json").write_text("[]"), "no card"),
             (lambda p: (p / "member-1.json").unlink(), "member-1.json"),
             (lambda p: (p / "member-1.json").write_bytes(b"x"), "member-1.json was changed"),
-            (lambda p: edit(p, version=2), "version 2, this program reads 1"),
+            (lambda p: edit(p, version=1), "version 1, this program reads 2"),
             (lambda p: edit(p, kind="gpu"), "for a gpu, the target is a cpu"),
             (lambda p: edit(p, features={"version": 99, "names": []}), "features of version 99"),
             (lambda p: edit(p, features={"version": FEATURE_VERSION, "names": ["a"]}), "features are not"),
-            (lambda p: edit(p, offset="high"), "damaged"),
+            (lambda p: edit(p, trust={"offset": "high", "scale": 1, "limit": 1, "failing": None}), "damaged"),
             (lambda p: edit(p, members=[]), "damaged"),
             (lambda p: edit(p, members=[{"file": "../x", "sha256": "", "trees": 1}]), "damaged"),
             (lambda p: edit(p, hardware=[{"digest": "d", "records": 1, "description": {}}]), "damaged"),
-            (lambda p: drop(p, "spread"), "damaged"),
+            (lambda p: drop(p, "trust"), "damaged"),
         ],
     )
     def test_refuses_in_one_line(
@@ -246,7 +292,12 @@ class TestCommand:
         assert report["metrics"]["learned"]["mape"] < 0.5 * report["metrics"]["analytical"]["mape"]
         loaded = load_predictor(tmp_path / "p", replace(MACHINE, cores=2))
         assert loaded.known_hardware and loaded.card.data["hash"] == report["data_hash"]
-        assert run("train", "--db", str(db), "-o", str(tmp_path / "p")) == 0
+        decides = next(iter(loaded.card.importance))
+        for name, words in (("predicted", "measured"), ("errors", "matmul ("), ("importance", decides)):
+            picture = (tmp_path / "p" / f"{name}.svg").read_text()
+            assert ElementTree.fromstring(picture).tag.endswith("svg") and words in picture
+            assert f"{name}.svg" in (tmp_path / "p" / "card.md").read_text()
+        assert run("train", "--db", str(db), "-o", str(tmp_path / "p"), "--search", "2") == 0
         text = capsys.readouterr().out
         assert "learned" in text and "analytical, scaled" in text and "MAPE" in text and "wrote" in text
 

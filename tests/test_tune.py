@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ from autofuse.search.candidates import search_problem
 from autofuse.search.dp import DPStrategy
 from autofuse.search.problem import Thresholds
 from autofuse.search.replay import ReplayedCosts, ReplayNetwork
+from autofuse.search.threshold_table import effects
 from autofuse.search.thresholds import load_thresholds, save_thresholds
 from autofuse.search.tuning import SPACE, Outcome, TuningResult, evaluate, pareto, select, tune
 from autofuse.target import Hardware
@@ -103,6 +105,57 @@ class TestReplay:
         assert again.seconds == first.seconds and again.cost == first.cost
         fewer = replayed.search(Thresholds(max_group_size=2), DPStrategy())
         assert base.asked == asked and fewer.seconds < first.seconds
+
+
+class Doubtful(AnalyticalCostModel):
+    """Sure of the cost of single operators, not of any other: takes those for cheaper than they are."""
+
+    def __init__(self, optimism: float, error: float = 0.5) -> None:
+        super().__init__(MACHINE)
+        self.optimism = optimism
+        self.error = error
+
+    def doubted(self, candidates: Sequence[Candidate]) -> np.ndarray:
+        return np.array([len(c.group.members) > 1 for c in candidates], bool)
+
+    def costs(self, candidates: Sequence[Candidate]) -> np.ndarray:
+        costs = super().costs(candidates)
+        return np.where(self.doubted(candidates), costs * self.optimism, costs)
+
+    def uncertainty(self, candidates: Sequence[Candidate]) -> np.ndarray:
+        return np.where(self.doubted(candidates), self.error, 0.0)
+
+
+class TestMargin:
+    def test_what_is_not_known_is_taken_to_be_dearer(self) -> None:
+        """Large groups look cheap and are not: with a margin the search keeps to what it is sure of."""
+        graph = branches()
+        told, judge = ReplayedCosts(Doubtful(0.5, error=1.5)), ReplayedCosts(Doubtful(20.0))
+        replayed = ReplayNetwork("b", "b", graph, told, MACHINE, (FAMILY,), judge=judge)
+        bold, wary = (replayed.search(Thresholds(uncertainty_margin=m), DPStrategy()) for m in (0.0, 3.0))
+        assert max(len(c.group.members) for c in bold.result.choices) > 1
+        assert max(len(c.group.members) for c in wary.result.choices) == 1
+        assert wary.cost < bold.cost and bold.cost > bold.result.cost
+        assert bold.seconds > 0 and told.asked > judge.asked == 0
+
+    def test_costs_of_plans_do_not_have_the_margin(self) -> None:
+        replayed = network(branches(), Doubtful(1.0, error=0.01))
+        usual, wary = (replayed.search(Thresholds(uncertainty_margin=m), DPStrategy()) for m in (0.0, 1.0))
+        assert [c.group for c in usual.result.choices] == [c.group for c in wary.result.choices]
+        assert wary.cost == pytest.approx(usual.cost, rel=1e-12) and wary.result.cost > usual.result.cost
+
+
+class TestEffects:
+    def test_each_threshold_is_looked_at_by_itself(self) -> None:
+        found = {e.name: e for e in effects(networks(), Thresholds(max_group_size=2), "dp")}
+        assert set(found) == set(SPACE)
+        size = found["max_group_size"]
+        assert [value for value, _ in size.values.values()] == [128, Thresholds().max_group_size, 2] and size.matters
+        shown = size.as_dict()
+        assert shown["default"]["plan_cost"] == 1.0 <= shown["tuned"]["plan_cost"]
+        assert shown["tuned"]["search_seconds"] < shown["default"]["search_seconds"]
+        # The analytical model is not asked how sure it is, and the default never aborts too early.
+        assert not found["uncertainty_margin"].matters and not found["abort_factor"].matters
 
 
 @pytest.fixture(scope="module")
@@ -315,9 +368,10 @@ class TestCommand:
         assert asdict(load_thresholds(out)) == report["chosen"]["thresholds"]
         assert report["chosen"]["search_seconds"] <= report["default"]["search_seconds"]
         assert all(math.isfinite(o["plan_cost"]) for o in report["pareto"])
-        assert run(*arguments) == 0
+        assert run(*arguments, "--each", "--check", str(model)) == 0
         text = capsys.readouterr().out
-        assert "4 trials (0 new)" in text and "max_group_size" in text
+        assert "4 trials (0 new)" in text and "max_group_size" in text and "(changes nothing)" in text
+        assert "models not tuned on, chosen: plan cost" in text
 
     def test_tunes_for_the_shape_that_is_compiled(
         self, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

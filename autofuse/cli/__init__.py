@@ -24,6 +24,7 @@ COMMANDS = {
     "collect": "Measure candidate kernels into a record store.",
     "serve": "Offer this machine to `collect --rpc` as a device.",
     "train": "Train a predictor on a record store.",
+    "evaluate": "Test a predictor on what it was not trained on.",
     "tune": "Tune the search's thresholds by replaying costs.",
     "records": "Look into, exchange, check and clean record stores.",
     "zoo": "List the networks that come along, or export one.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autofuse.cli.collect_bar import CollectBar
-from autofuse.cli.options import address, check_writable, input_shapes, json_option, print_json, status
+from autofuse.cli.options import address, check_writable, duration, input_shapes, json_option, print_json, status
 from autofuse.errors import InputError, RecordError
 
 if TYPE_CHECKING:
@@ -83,8 +82,8 @@ def command(
     Groups of the greedy and the present best plans come first. Run again, it goes on where it stopped. Devices of
     several hardware take turns: what is measured is what each one's own target is compiled to.
     """
-    seconds = _seconds("--budget", budget) if budget is not None else None
-    often = _seconds("--lines", lines) if lines is not None else None
+    seconds = duration("--budget", budget) if budget is not None else None
+    often = duration("--lines", lines) if lines is not None else None
     names = list(models)
     if whole_zoo:
         from autofuse.frontend import zoo
@@ -221,7 +220,8 @@ def _candidates(wanted: _Wanted, place: _Place, dry_run: bool) -> tuple[list[Ana
     The plans that are best at present come from what is known: records of this hardware, else the predictor, else the
     analytical model.
     """
-    from autofuse.compiler import analyse, choose_cost_model, problem_of
+    from autofuse.chosen import choose_cost_model
+    from autofuse.compiler import analyse, problem_of
     from autofuse.cost.weights import weights_are_cold
     from autofuse.measure.kernels import items_of
     from autofuse.measure.order import in_order, most_useful
@@ -300,16 +300,3 @@ def _counts(stats: list[Any]) -> dict[str, Any]:
         "interrupted": any(s.interrupted for s in stats),
         "failures": [f for s in stats for f in s.failures],
     }
-
-
-def _seconds(option: str, text: str) -> float:
-    """ "90s", "10m", "2h" or plain seconds."""
-    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
-    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1.0)
-    try:
-        value = float(number) * unit
-    except ValueError:
-        value = 0.0
-    if not 0 < value < math.inf:
-        raise InputError(f"{option} {text!r} is no time: write 90s, 10m or 2h")
-    return value

@@ -7,21 +7,35 @@ from typing import Any
 
 import click
 
-from autofuse.cli.options import check_writable, compile_arguments, compile_options, json_option, print_json, status
+from autofuse.cli.options import (
+    check_writable,
+    compile_arguments,
+    compile_options,
+    duration,
+    json_option,
+    print_json,
+    status,
+)
 
 
 @click.command("compile")
 @click.argument("model")
 @click.option("-o", "--output", metavar="OUT.so", help="The compiled model: one file with its weights.")
 @compile_options
+@click.option(
+    "--measure", metavar="TIME", help="Spend so long (30s, 5m) on kernels that could change the plan; kept in --db."
+)
 @click.option("--save-plan", metavar="PLAN.json", help="Write the plan that was built.")
 @json_option
-def command(model: str, output: str | None, save_plan: str | None, as_json: bool, **given: Any) -> None:
+def command(
+    model: str, output: str | None, measure: str | None, save_plan: str | None, as_json: bool, **given: Any
+) -> None:
     """Compile MODEL, an ONNX file or the name of a zoo network (`autofuse zoo list`)."""
     for path in (output, save_plan):
         if path is not None:
             check_writable(path)
     arguments = compile_arguments(given)
+    arguments["measure"] = duration("--measure", measure) if measure is not None else None
     import autofuse
 
     if output is not None:
@@ -52,6 +66,7 @@ def command(model: str, output: str | None, save_plan: str | None, as_json: bool
     click.echo(
         f"compiled in {seconds['total']:.1f} s: import {seconds['import']:.1f}, prepare {seconds['prepare']:.1f},"
         f" search {seconds['search']:.2f}, code generation {seconds['codegen']:.1f}"
+        + (f", measuring {seconds['measure']:.1f}" if "measure" in seconds else "")
     )
     if output:
         click.echo(f"wrote {output}")

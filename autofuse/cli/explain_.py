@@ -25,7 +25,8 @@ def command(model: str, edge: str | None, everything: bool, as_json: bool, **giv
     """
     arguments = compile_arguments(given)
     check_arguments(arguments)
-    from autofuse.compiler import analyse, choose_cost_model, choose_thresholds, follow_plan, limit_fuel, problem_of
+    from autofuse.chosen import choose_cost_model, choose_predictor, choose_thresholds
+    from autofuse.compiler import analyse, follow_plan, limit_fuel, problem_of
     from autofuse.report.explain import Explainer
     from autofuse.schedule.registry import families
     from autofuse.search.strategies import strategy
@@ -41,7 +42,8 @@ def command(model: str, edge: str | None, everything: bool, as_json: bool, **giv
             dump_ir=Path(given["dump_ir"]) if given["dump_ir"] else None,
         )
         costs = choose_cost_model(analysed, given["cost_model"], given["predictor"], given["db"])
-        limits = choose_thresholds(given["thresholds"], given["predictor"])
+        predictor = choose_predictor(analysed.hardware, given["cost_model"], given["predictor"])
+        limits = choose_thresholds(given["thresholds"], predictor)
         problem = problem_of(analysed, costs, limits, int((given["max_memory"] or 0) * 1e6))
         if given["plan"]:
             result = follow_plan(given["plan"], problem, analysed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,6 +45,19 @@ def address(text: str, option: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def duration(option: str, text: str) -> float:
+    """ "90s", "10m", "2h" or plain seconds → seconds. InputError, which names the option, for anything else."""
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1.0)
+    try:
+        value = float(number) * unit
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise InputError(f"{option} {text!r} is no time: write 90s, 10m or 2h")
+    return value
+
+
 def check_writable(path: str | Path, error: type[AutofuseError] = ModelError) -> Path:
     """`path` as a path that a file can be written to, found out before any work. Raises `error`."""
     target = Path(path)
@@ -72,7 +86,9 @@ def compile_options(function: F) -> F:
             help="How groups are chosen.",
         ),
         click.option(
-            "--cost-model", type=click.Choice(["analytical", "learned"]), help="What predicts a kernel's time."
+            "--cost-model",
+            type=click.Choice(["analytical", "learned"]),
+            help="What predicts a kernel's time (default: learned where there is a predictor).",
         ),
         click.option("--predictor", metavar="DIR", help="Predictor that `autofuse train` wrote."),
         click.option("--db", metavar="FILE|none", default="none", help="Record store whose measurements are used."),

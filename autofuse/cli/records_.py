@@ -272,8 +272,9 @@ def revalidate_(
     Looks at the records of this machine. Those whose code is another are listed; their kernels have to be measured
     again.
     """
+    from autofuse.chosen import choose_cost_model
     from autofuse.codegen.digest import tir_digest
-    from autofuse.compiler import analyse, choose_cost_model, problem_of
+    from autofuse.compiler import analyse, problem_of
     from autofuse.records import open_store
     from autofuse.records.revalidate import revalidate
     from autofuse.schedule.registry import families

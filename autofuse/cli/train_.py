@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ from autofuse.errors import PredictorError, RecordError
 @click.option("-o", "--output", required=True, metavar="DIR", help="Where the predictor is written.")
 @click.option("--hardware", multiple=True, metavar="DIGEST", help="Records of this hardware only (may be repeated).")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of splits and trees.")
+@click.option(
+    "--search", type=click.IntRange(min=0), default=0, show_default=True, help="Settings of the trees to try first."
+)
 @json_option
-def command(db: str, output: str, hardware: tuple[str, ...], seed: int, as_json: bool) -> None:
+def command(db: str, output: str, hardware: tuple[str, ...], seed: int, search: int, as_json: bool) -> None:
     """Train a predictor of kernel latencies on the records of a store.
 
     Errors are those on workloads that the model did not see, beside the analytical model's on the same ones.
@@ -42,13 +46,22 @@ def command(db: str, output: str, hardware: tuple[str, ...], seed: int, as_json:
                 raise PredictorError(f"{db} holds no records of hardware {digest}; it has {there}")
         tell("reading records")
         dataset = build_dataset(store, hardware=hardware or None, progress=tell)
-        trained = train_predictor(dataset, TrainSettings(seed=seed), tell)
+        settings = TrainSettings(seed=seed)
+        if search:
+            from autofuse.learn.train import check_dataset
+            from autofuse.learn.tree_search import search_trees
+
+            check_dataset(dataset)
+            settings = replace(settings, trees=search_trees(dataset, search, settings.trees, seed, tell))
+        trained = train_predictor(dataset, settings, tell)
         tell("saving")
-        save_predictor(trained, output)
+        from autofuse.learn.plots import plots
+
+        save_predictor(trained, output, plots(dataset, trained))
     card = trained.card
     report: dict[str, Any] = {
         "output": output,
-        **{name: card.data[name] for name in ("records", "workloads", "models", "skipped")},
+        **{name: card.data[name] for name in ("records", "cold_rows", "workloads", "models", "skipped", "failures")},
         "data_hash": card.data["hash"],
         "hardware": [
             {"digest": h.digest, "name": known.get(h.digest, h.description.name), "records": h.records}
@@ -60,6 +73,8 @@ def command(db: str, output: str, hardware: tuple[str, ...], seed: int, as_json:
         "seed": seed,
         "trees": sum(m.trees for m in card.members),
         "metrics": card.metrics,
+        "checks": card.checks,
+        "settings": card.training,
         "seconds": round(time.perf_counter() - start, 3),
     }
     if as_json:

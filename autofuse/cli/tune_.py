@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option(
     "--db", metavar="FILE|none", default="none", help="Record store: its costs, and its models if none given."
 )
-@click.option("--predictor", metavar="DIR", help="Predictor that `autofuse train` wrote (default: analytical costs).")
+@click.option("--predictor", metavar="DIR", help="Predictor that `autofuse train` wrote (default: as `compile`).")
 @click.option("--trials", type=click.IntRange(min=1), default=100, show_default=True, help="Trials of the whole study.")
 @click.option("--study", metavar="FILE", help="File that keeps the study; run again, it goes on where it stopped.")
 @click.option("-o", "--output", metavar="F.json", help="Thresholds file (default: thresholds.json, in DIR if given).")
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 @click.option("--input-shape", "shapes", multiple=True, metavar="NAME=N,...", help="Fix an input's shape.")
 @click.option("--batch", type=click.IntRange(min=1), help="Batch size: the first axis of every input.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the trials.")
+@click.option("--each", is_flag=True, help="Show each threshold off, at its default and as tuned.")
+@click.option(
+    "--check", "checked", multiple=True, metavar="MODEL", help="Try the result on this model too, untuned on."
+)
 @json_option
 def command(
     models: tuple[str, ...],
@@ -46,11 +50,14 @@ def command(
     shapes: tuple[str, ...],
     batch: int | None,
     seed: int,
+    each: bool,
+    checked: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Tune the search's thresholds on MODELs by replaying costs: nothing is compiled and nothing is timed.
 
-    The result is the fastest search whose plans cost at most 1 % more than the best ones found.
+    The result is the fastest search whose plans cost at most 1 % more than the best ones found. With a predictor and a
+    record store, searches know what the predictor says, and plans cost what the records say.
     """
     given = input_shapes(shapes)
     if db != "none" and not Path(db).is_file():
@@ -64,8 +71,9 @@ def command(
         check_writable(path, PlanError)
     start = time.perf_counter()
     from autofuse.compiler import analyse
+    from autofuse.search.problem import Thresholds
     from autofuse.search.thresholds import save_thresholds
-    from autofuse.search.tuning import tune
+    from autofuse.search.tuning import evaluate, tune
 
     _check_use(db)
     names = models or _recorded_models(db)
@@ -79,8 +87,19 @@ def command(
             return _network(name, model, db, predictor)
 
         networks = [network(name) for name in names]
+        others = [network(name) for name in checked]
     with _bar(trials) as progress:
         result = tune(networks, trials=trials, strategy=strategy, seed=seed, study=study, progress=progress)
+    others_report: dict[str, Any] = {}
+    if others:
+        usual, tuned = (evaluate(others, t, strategy) for t in (Thresholds(), result.chosen.thresholds))
+        others_report = {"checked": {"default": usual.as_dict(usual.costs), "chosen": tuned.as_dict(usual.costs)}}
+    if each:
+        from autofuse.search.threshold_table import effects
+
+        with status("each threshold") as tell:
+            found = effects(networks, result.chosen.thresholds, strategy, tell)
+        others_report["each"] = [effect.as_dict() for effect in found]
     origin = {
         "models": [n.name for n in networks],
         "batch": batch,
@@ -104,6 +123,7 @@ def command(
         "chosen": result.chosen.as_dict(result.best),
         "default": result.default.as_dict(result.best),
         "pareto": [o.as_dict(result.best) for o in result.pareto],
+        **others_report,
         "seconds": round(time.perf_counter() - start, 3),
     }
     if as_json:
@@ -143,21 +163,26 @@ def _recorded_models(db: str) -> tuple[str, ...]:
 
 def _network(name: str, analysed: Analysed, db: str, predictor: str | None) -> ReplayNetwork:
     """The graph of a model with its costs; the model itself is let go of."""
+    from autofuse.chosen import choose_cost_model
     from autofuse.codegen.fuse_ops import fuse_ops_partition
-    from autofuse.compiler import choose_cost_model
     from autofuse.graph.keys import graph_digest
     from autofuse.schedule.registry import families
     from autofuse.search.replay import ReplayedCosts, ReplayNetwork
 
     partition = fuse_ops_partition(analysed.lowered.module, analysed.built)
+    known = ReplayedCosts(choose_cost_model(analysed, None, predictor, db))
+    told = known
+    if predictor is not None and db != "none":
+        told = ReplayedCosts(choose_cost_model(analysed, None, predictor, None))
     return ReplayNetwork(
         name=name,
         digest=graph_digest(analysed.graph),
         graph=analysed.graph,
-        costs=ReplayedCosts(choose_cost_model(analysed, None, predictor, db)),
+        costs=told,
         hardware=analysed.hardware,
         families=families(analysed.hardware.kind),
         greedy=tuple(tuple(sorted(members)) for members in partition),
+        judge=known if told is not known else None,
     )
 
 
@@ -196,9 +221,34 @@ def _print(result: TuningResult, report: dict[str, Any]) -> None:
     ):
         table.add_row(title, *cells)
     Console().print(table)
+    for name, outcome in report.get("checked", {}).items():
+        click.echo(
+            f"models not tuned on, {name}: plan cost {outcome['plan_cost']:.4f} of the default's, search effort"
+            f" {outcome['search_seconds']:.3f} s"
+        )
+    if "each" in report:
+        _print_each(report["each"])
     if result.interrupted:
         click.echo(f"interrupted after {result.trials} trials")
     if tuned["abort_factor"] < 1:
         click.echo("an abort factor below 1 means that plans are no longer proved optimal")
     click.echo(f"{result.trials} trials ({result.new_trials} new), {len(result.pareto)} on the Pareto front")
     click.echo(f"wrote {report['output']}")
+
+
+def _print_each(effects: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="each threshold by itself: plan cost over the default's / search effort, s")
+    table.add_column("threshold")
+    for name in ("off", "default", "tuned"):
+        table.add_column(name, justify="right")
+    for effect in effects:
+        cells = []
+        for name in ("off", "default", "tuned"):
+            cost, seconds = effect[name]["plan_cost"], effect[name]["search_seconds"]
+            known = "no plan" if cost is None or seconds is None else f"{cost:.4f} / {seconds:.3f}"
+            cells.append(f"{effect[name]['value']:g}: {known}")
+        table.add_row(effect["name"] + ("" if effect["matters"] else " (changes nothing)"), *cells)
+    Console().print(table)

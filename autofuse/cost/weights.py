@@ -8,6 +8,8 @@ from autofuse.target import Hardware
 #: Share of the last cache from which on weights do not stay there from one run of the network to the next: activations
 #: go through it too, and what it holds begins to fall short at half its size (`analytical.CACHE_EDGE`).
 COLD_SHARE = 0.5
+#: A kernel that reads fewer bytes of constants is as fast with cold ones: none is timed with them (`measure/cold.py`).
+LEAST_COLD_BYTES = 64 << 10
 
 
 def weight_bytes(graph: Graph) -> int:

@@ -12,7 +12,7 @@ from autofuse.learn.ranges import TrainingRange
 from autofuse.target import Hardware
 
 FORMAT = "autofuse-predictor"
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,31 @@ class Member:
 
 
 @dataclass(frozen=True)
+class Trust:
+    """What decides whether a prediction counts.
+
+    offset: ln of the usual measured/analytical ratio. scale: what the error trees say times this is the expected error
+    (ln); above `limit` the analytical model, scaled by exp(offset), is no worse. failing: candidates whose probability
+    of failure is higher are left out, None without a classifier.
+    """
+
+    offset: float
+    scale: float
+    limit: float
+    failing: float | None = None
+
+
+#: The file of the trees that say how large an error is to be expected, and of those that say what fails.
+ERRORS, FAILURES = "member-errors.json", "member-failures.json"
+
+
+@dataclass(frozen=True)
 class Card:
     """Everything about a predictor but its trees.
 
-    offset: ln of the usual measured/analytical ratio. spread_scale: the members' disagreement (standard deviation,
-    ln) times this is the expected error; above `spread_limit` the analytical model, scaled by exp(offset), is no worse.
-    data: hash, counts, models, skipped. training: seed and settings. metrics: name → Metrics as plain values.
+    data: hash, counts, workload keys, models, skipped. training: seed and settings. metrics: name → Metrics as plain
+    values. checks: coverage of the expected errors, scores of the classifier of failures. importance: column → mean
+    absolute SHAP value (ln).
     """
 
     kind: str
@@ -50,10 +69,10 @@ class Card:
     data: Mapping[str, Any]
     training: Mapping[str, Any]
     metrics: Mapping[str, Mapping[str, Any]]
+    checks: Mapping[str, Any]
+    importance: Mapping[str, float]
     range: TrainingRange
-    offset: float
-    spread_scale: float
-    spread_limit: float
+    trust: Trust
     members: tuple[Member, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -68,9 +87,10 @@ class Card:
             "data": dict(self.data),
             "training": dict(self.training),
             "metrics": {name: dict(values) for name, values in self.metrics.items()},
+            "checks": dict(self.checks),
+            "importance": dict(self.importance),
             "range": {name: list(bounds) for name, bounds in self.range.bounds.items()},
-            "offset": self.offset,
-            "spread": {"scale": self.spread_scale, "limit": self.spread_limit},
+            "trust": asdict(self.trust),
             "members": [asdict(m) for m in self.members],
         }
 
@@ -101,19 +121,21 @@ class Card:
                 data=dict(content["data"]),
                 training=dict(content["training"]),
                 metrics=dict(content["metrics"]),
+                checks=dict(content["checks"]),
+                importance={_text(k): _number(v) for k, v in content["importance"].items()},
                 range=TrainingRange(
                     {_text(k): (_number(low), _number(high)) for k, (low, high) in content["range"].items()}
                 ),
-                offset=_number(content["offset"]),
-                spread_scale=_number(content["spread"]["scale"]),
-                spread_limit=_number(content["spread"]["limit"]),
+                trust=_trust(content["trust"]),
                 members=tuple(
                     Member(_text(m["file"]), _text(m["sha256"]), int(m["trees"])) for m in content["members"]
                 ),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"its card is damaged ({type(error).__name__}: {error})") from None
-        if not card.members or any("/" in m.file or "\\" in m.file for m in card.members):
+        files = [m.file for m in card.members]
+        wanted = {ERRORS, *([FAILURES] if card.trust.failing is not None else [])}
+        if any("/" in name or "\\" in name for name in files) or not wanted < set(files):
             raise ValueError("its card is damaged (members)")
         return card
 
@@ -123,22 +145,24 @@ class Card:
         lines = [
             "# Predictor of kernel latencies",
             "",
-            f"Trained on {data['records']} records of {data['workloads']} workloads"
+            f"Trained on {data['records']} records of {data['workloads']} workloads, {data['cold_rows']} of them with"
+            " latencies of cold weights too"
             f" (data hash `{data['hash']}`), seed {training['seed']}, feature version {self.feature_version}.",
             "It predicts ln(measured / analytical) of a candidate kernel; where a candidate lies outside what it was",
-            f"trained on, or the expected error is over {self.spread_limit:.2f} (ln), the analytical model answers,",
-            f"scaled by {math.exp(self.offset):.3g}.",
-            "",
-            "Measured with hot weights. For a network whose weights do not stay in the last cache, predictions are",
-            "multiplied by cold over hot latency as the analytical model has them.",
+            f"trained on, or the expected error is over {self.trust.limit:.2f} (ln), the analytical model answers,",
+            f"scaled by {math.exp(self.trust.offset):.3g}.",
             "",
             "## Errors on workloads that the predicting member did not see",
             "",
             "| model | MAPE | within 5 % | within 10 % | within 20 % | tau within a workload | tau across |",
-            "| --- | --- | --- | --- | --- | --- | --- |",
+            "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
         ]
         for name, row in self.metrics.items():
             lines.append(f"| {' | '.join([name.replace('_', ' '), *metric_cells(row)])} |")
+        lines += ["", *self._checked(), "", "## What decides", "", "![predicted against measured](predicted.svg)", ""]
+        lines += ["![errors](errors.svg)", "", "![importance](importance.svg)", ""]
+        lines += ["Mean absolute SHAP values (ln), the ten largest:", ""]
+        lines += [f"- `{name}`: {value:.3f}" for name, value in list(self.importance.items())[:10]]
         lines += ["", "## Hardware", ""]
         for h in self.hardware:
             d = h.description
@@ -151,6 +175,22 @@ class Card:
             lines += ["", "## Records left out", ""]
             lines += [f"- {reason}: {count}" for reason, count in data["skipped"].items()]
         return "\n".join([*lines, ""])
+
+    def _checked(self) -> list[str]:
+        coverage, failures = self.checks["coverage"], self.checks["failures"]
+        lines = [
+            f"Of these errors {100 * coverage['one']:.1f} % are within the expected one and {100 * coverage['two']:.1f}"
+            " % within twice of it (wanted: 68.3 % and 95 %).",
+            "",
+        ]
+        if failures is None:
+            return [*lines, f"Of {self.data['failures']} failures nothing could be learned: no candidate is pruned."]
+        return [
+            *lines,
+            f"Candidates with a probability of failure over {self.trust.failing:.2f} are pruned: of workloads not seen"
+            f" {100 * failures['found']:.1f} % of the failures and {100 * failures['lost']:.2f} % of what works (area"
+            f" under the ROC curve {failures['auc']:.3f}).",
+        ]
 
 
 def metric_cells(row: Mapping[str, Any]) -> list[str]:
@@ -173,6 +213,16 @@ def _number(value: object) -> float:
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
         raise TypeError(f"{value!r} is no number")
     return float(value)
+
+
+def _trust(content: Mapping[str, Any]) -> Trust:
+    failing = content["failing"]
+    return Trust(
+        _number(content["offset"]),
+        _number(content["scale"]),
+        _number(content["limit"]),
+        None if failing is None else _number(failing),
+    )
 
 
 def _hardware(content: Mapping[str, Any]) -> Hardware:

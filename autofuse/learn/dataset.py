@@ -8,9 +8,11 @@ the hardware that the record was measured on.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,24 +35,48 @@ FamilyOf = Callable[[str], ScheduleFamily]
 
 
 @dataclass(frozen=True)
-class Dataset:
-    """One row for each candidate that was measured. `residual` = ln(measured seconds) - ln(analytical seconds).
+class Failures:
+    """Candidates that did not build, run or give the right numbers: features, and what each is about."""
 
-    `workloads`, `models`, `hardware` (digests) and `families` say what a row is about; `weights` count in training.
-    `digests` identify the records; `descriptions` are the hardware's, by digest. `skipped` counts records that give no
-    row, by reason. `evaluation_only`: they come from a store that nothing may be learned from.
+    features: NDArray[np.float32]
+    workloads: tuple[str, ...] = ()
+    statuses: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.workloads)
+
+
+def no_failures() -> Failures:
+    """None at all."""
+    return Failures(np.empty((0, len(FEATURES)), np.float32))
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One row for each latency that was measured. `residual` = ln(measured seconds) - ln(analytical seconds).
+
+    A candidate that was timed with hot and with cold weights gives two rows (`cold` tells which). `again`: ln of the
+    seconds of an earlier measurement of the same, NaN where there is none. `workloads`, `models`, `hardware` (digests)
+    and `families` say what a row is about, `layouts` how its borders are stored; `weights` count in training. `digests`
+    identify the records; `descriptions` are the hardware's, by digest. `failures` are what could not be timed.
+    `skipped` counts records that give no row, by reason. `evaluation_only`: they come from a store that nothing may be
+    learned from.
     """
 
     features: NDArray[np.float32]
     residual: NDArray[np.float64]
     weights: NDArray[np.float64]
+    cold: NDArray[np.bool_]
+    again: NDArray[np.float64]
     workloads: tuple[str, ...]
     models: tuple[tuple[str, ...], ...]
     hardware: tuple[str, ...]
     families: tuple[str, ...]
+    layouts: tuple[str, ...]
     digests: tuple[str, ...]
     descriptions: Mapping[str, Hardware]
     family_versions: Mapping[str, int]
+    failures: Failures = field(default_factory=no_failures)
     skipped: Mapping[str, int] = field(default_factory=dict)
     evaluation_only: bool = False
 
@@ -68,30 +94,51 @@ class Dataset:
         return self.base + self.residual
 
     @property
+    def records(self) -> int:
+        """Records that give a row."""
+        return len(set(self.digests))
+
+    @property
+    def comparable(self) -> tuple[str, ...]:
+        """What a search compares: rows with one text differ in their configuration alone."""
+        rows = zip(self.workloads, self.hardware, self.layouts, self.cold, strict=True)
+        return tuple(f"{key} {hardware} {layouts} {'cold' if cold else 'hot'}" for key, hardware, layouts, cold in rows)
+
+    @property
     def hash(self) -> str:
         """Identifies what was measured, whatever the order of the rows."""
-        return hashlib.sha256("\n".join(sorted(self.digests)).encode()).hexdigest()[:32]
+        return hashlib.sha256("\n".join(sorted(set(self.digests))).encode()).hexdigest()[:32]
 
     def select(self, rows: Iterable[int]) -> Dataset:
-        """Some of the rows."""
+        """Some of the rows, with the failures of their workloads and of those that have no row."""
         index = np.asarray(list(rows), np.intp)
 
         def pick(values: Sequence[str]) -> tuple[str, ...]:
             return tuple(values[i] for i in index)
 
-        families, hardware = pick(self.families), pick(self.hardware)
+        families, hardware, workloads = pick(self.families), pick(self.hardware), pick(self.workloads)
+        gone = set(self.workloads) - set(workloads)
+        failed = [i for i, key in enumerate(self.failures.workloads) if key not in gone]
         return replace(
             self,
             features=self.features[index],
             residual=self.residual[index],
             weights=self.weights[index],
-            workloads=pick(self.workloads),
+            cold=self.cold[index],
+            again=self.again[index],
+            workloads=workloads,
             models=tuple(self.models[i] for i in index),
             hardware=hardware,
             families=families,
+            layouts=pick(self.layouts),
             digests=pick(self.digests),
             descriptions={k: v for k, v in self.descriptions.items() if k in set(hardware)},
             family_versions={k: v for k, v in self.family_versions.items() if k in set(families)},
+            failures=Failures(
+                self.failures.features[failed],
+                tuple(self.failures.workloads[i] for i in failed),
+                tuple(self.failures.statuses[i] for i in failed),
+            ),
         )
 
 
@@ -126,15 +173,11 @@ def describe(row: RecordedHardware) -> Hardware | None:
     return default_hardware(target, host)
 
 
-def newest(records: Iterable[Record]) -> Iterable[Record]:
-    """The last record of each identity, from records in a store's order."""
-    last: Record | None = None
-    for record in records:
-        if last is not None and record.identity != last.identity:
-            yield last
-        last = record
-    if last is not None:
-        yield last
+def repeated(records: Iterable[Record]) -> Iterator[tuple[Record, Record | None]]:
+    """The last record of each identity, and the last good one before it, from records in a store's order."""
+    for _, run in groupby(records, key=lambda r: r.identity):
+        *earlier, last = run
+        yield last, next((r for r in reversed(earlier) if r.ok), None)
 
 
 def build_dataset(
@@ -145,7 +188,7 @@ def build_dataset(
     family_of: FamilyOf | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Dataset:
-    """A row for the newest record of each identity that was measured with the present version of its family.
+    """Rows for the newest record of each identity that was measured with the present version of its family.
 
     hardware: digests to keep, by default all whose description is known. descriptions: of hardware by digest, before
     what `describe` says. family_of: family by name, KeyError if there is none.
@@ -161,22 +204,25 @@ def build_dataset(
             if found is not None:
                 known[row.digest] = found
     skipped: Counter[str] = Counter()
-    kept: dict[str, list[tuple[Record, Candidate]]] = {}
+    kept: list[_Kept] = []
+    failed: list[_Kept] = []
     groups: dict[tuple[str, str], Group | None] = {}
-    for record in newest(store.records()):
+    for record, before in repeated(store.records()):
         if hardware is not None and record.hardware not in hardware:
             skipped["other hardware"] += 1
-        elif record.hardware not in known:
+            continue
+        if record.hardware not in known:
             skipped["hardware unknown"] += 1
-        elif not record.ok or record.normalised is None:
+            continue
+        found_or_reason = _candidate(store, record, groups, family_of)
+        good = record.ok and record.normalised is not None
+        if not good:
             skipped["failed"] += 1
-        else:
-            found_or_reason = _candidate(store, record, groups, family_of)
-            if isinstance(found_or_reason, str):
-                skipped[found_or_reason] += 1
-            else:
-                kept.setdefault(record.hardware, []).append((record, found_or_reason))
-    return _assemble(store, kept, known, dict(sorted(skipped.items())), progress or (lambda _: None))
+        if not isinstance(found_or_reason, str):
+            (kept if good else failed).append(_Kept(record, found_or_reason, before))
+        elif good:
+            skipped[found_or_reason] += 1
+    return _assemble(store, kept, failed, known, dict(sorted(skipped.items())), progress or (lambda _: None))
 
 
 def _candidate(
@@ -206,36 +252,65 @@ def _candidate(
     return "form missing or unreadable" if group is None else Candidate(group, family, config)
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """A record with its candidate, and an earlier measurement of the same."""
+
+    record: Record
+    candidate: Candidate
+    before: Record | None
+
+
 def _assemble(
     store: RecordStore,
-    kept: Mapping[str, Sequence[tuple[Record, Candidate]]],
+    kept: Sequence[_Kept],
+    failed: Sequence[_Kept],
     known: Mapping[str, Hardware],
     skipped: Mapping[str, int],
     tell: Callable[[str], None],
 ) -> Dataset:
-    parts: list[NDArray[np.float32]] = []
-    records: list[Record] = []
-    versions: dict[str, int] = {}
-    for digest, pairs in sorted(kept.items()):
-        tell(f"features of {len(pairs)} records")
-        parts.append(extract([candidate for _, candidate in pairs], known[digest]))
-        for record, candidate in pairs:
-            records.append(record)
-            versions[candidate.family.name] = candidate.family.version
-    features = np.concatenate(parts) if parts else np.empty((0, len(FEATURES)), np.float32)
-    measured = np.array([np.log(record.normalised or np.nan) for record in records], np.float64)
+    # Record, whether with cold weights, ln of its seconds, ln of those of the measurement before.
+    rows: list[tuple[Record, bool, float, float]] = []
+    parts = [np.empty((0, len(FEATURES)), np.float32)]
+    lost = [np.empty((0, len(FEATURES)), np.float32)]
+    broken: list[Record] = []
+    for digest in sorted({k.record.hardware for k in (*kept, *failed)}):
+        here = [k for k in kept if k.record.hardware == digest]
+        tell(f"features of {len(here)} records")
+        for cold in (False, True):
+            chosen = [k for k in here if not cold or (k.record.cold_samples and k.record.cold_normalised)]
+            parts.append(extract([k.candidate for k in chosen], known[digest], cold=cold))
+            rows += [(k.record, cold, _ln(k.record, cold), _ln(k.before, cold)) for k in chosen]
+        lost_here = [k for k in failed if k.record.hardware == digest]
+        lost.append(extract([k.candidate for k in lost_here], known[digest]))
+        broken += [k.record for k in lost_here]
+    features = np.concatenate(parts)
+    records = [record for record, *_ in rows]
     models = {key: store.models(key) for key in dict.fromkeys(r.workload for r in records)}
+    versions = {k.candidate.family.name: k.candidate.family.version for k in kept}
     return Dataset(
-        features,
-        measured - features[:, BASE].astype(np.float64),
-        np.ones(len(records)),
-        tuple(r.workload for r in records),
-        tuple(models[r.workload] for r in records),
-        tuple(r.hardware for r in records),
-        tuple(r.family for r in records),
-        tuple(r.digest for r in records),
-        {digest: known[digest] for digest in sorted(kept)},
-        dict(sorted(versions.items())),
-        skipped,
-        store.evaluation_only,
+        features=features,
+        residual=np.array([ln for _, _, ln, _ in rows], np.float64) - features[:, BASE].astype(np.float64),
+        weights=np.ones(len(rows)),
+        cold=np.array([cold for _, cold, _, _ in rows], np.bool_),
+        again=np.array([ln for *_, ln in rows], np.float64),
+        workloads=tuple(r.workload for r in records),
+        models=tuple(models[r.workload] for r in records),
+        hardware=tuple(r.hardware for r in records),
+        families=tuple(r.family for r in records),
+        layouts=tuple(r.layouts for r in records),
+        digests=tuple(r.digest for r in records),
+        descriptions={digest: known[digest] for digest in sorted({r.hardware for r in records})},
+        family_versions=dict(sorted(versions.items())),
+        failures=Failures(np.concatenate(lost), tuple(r.workload for r in broken), tuple(r.status for r in broken)),
+        skipped=skipped,
+        evaluation_only=store.evaluation_only,
     )
+
+
+def _ln(record: Record | None, cold: bool) -> float:
+    """ln of a record's normalised seconds, NaN if it has none."""
+    if record is None or (cold and not record.cold_samples):
+        return math.nan
+    seconds = record.cold_normalised if cold else record.normalised
+    return math.nan if not seconds else math.log(seconds)

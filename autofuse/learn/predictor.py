@@ -7,30 +7,37 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autofuse.cost.analytical import AnalyticalCostModel
 from autofuse.cost.features import extract, feature_names
 from autofuse.cost.model import Candidate, CostModel
 from autofuse.errors import PredictorError
 from autofuse.learn.booster import Booster
-from autofuse.learn.card import Card
+from autofuse.learn.card import ERRORS, FAILURES, Card
 from autofuse.learn.train import Trained
+from autofuse.learn.uncertainty import expected
 from autofuse.target import Hardware
 
 _BASE = feature_names().index("log_total")
+#: Files of a predictor besides its trees; those of an older one go with it.
+_OWN = frozenset(
+    ["card.json", "card.md", "predicted.svg", "errors.svg", "importance.svg", "evaluation.json", "evaluation.md"]
+)
 _ADVICE = "train it with `autofuse train --db FILE -o DIR`"
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """For each candidate: seconds; whether the trees said so (else the analytical model); the expected error, ln."""
+    """For each candidate: seconds; whether the trees said so (else the analytical model); the expected error, ln.
+
+    Seconds are infinite where the candidate is expected not to build or run.
+    """
 
     seconds: NDArray[np.float64]
     trusted: NDArray[np.bool_]
@@ -42,19 +49,20 @@ class LearnedCostModel(CostModel):
 
     The analytical model, scaled by the ratio that is usual in the training data, answers for what the predictor cannot
     know: candidates of families (or of versions of them) that it was not trained on, candidates outside the training
-    range, and those that its members disagree on. On hardware that the card describes the analytical part uses the
-    description in the card, so that a new calibration shifts nothing.
-
-    What is learned are latencies with hot weights. `cold` (a network whose weights do not stay in the last cache,
-    `cost/weights.py`) takes them times what the analytical model says that cold weights cost.
+    range, and those whose expected error is larger than its own usual one. On hardware that the card describes the
+    analytical part uses the description in the card, so that a new calibration shifts nothing. `cold`: of a network
+    whose weights do not stay in the last cache (`cost/weights.py`). Candidates that are expected to fail cost infinity.
     """
 
     name: ClassVar[str] = "learned"
 
-    def __init__(self, card: Card, members: Sequence[bytes], hardware: Hardware, cold: bool = False) -> None:
+    def __init__(self, card: Card, files: Mapping[str, bytes], hardware: Hardware, cold: bool = False) -> None:
         self.card = card
         self.cold = cold
-        self._members = [Booster(m) for m in members]
+        models = {name: Booster(content) for name, content in files.items()}
+        self._errors = models.pop(ERRORS)
+        self._failures = models.pop(FAILURES, None)
+        self._members = list(models.values())
         alike = [h for h in card.hardware if _same_machine(h.description, hardware)]
         alike.sort(key=lambda h: (h.description.name != hardware.name, -h.records, h.digest))
         #: Whether the card describes this hardware.
@@ -70,7 +78,7 @@ class LearnedCostModel(CostModel):
         return ["predicted" if trusted else "analytical" for trusted in self.predict(candidates).trusted]
 
     def uncertainty(self, candidates: Sequence[Candidate]) -> NDArray[np.float64]:
-        """How much the members disagree, on the scale of the errors that this went with in training."""
+        """The expected error of each cost's logarithm: most errors (68 %) are smaller."""
         return self.predict(candidates).uncertainty
 
     def predict(self, candidates: Sequence[Candidate]) -> Prediction:
@@ -79,27 +87,30 @@ class LearnedCostModel(CostModel):
             return Prediction(np.empty(0), np.empty(0, bool), np.empty(0))
         versions = self.card.families
         known = [versions.get(c.family.name) == c.family.version for c in candidates]
-        found = self.predict_rows(extract(candidates, self.hardware), np.array(known, bool))
-        return replace(found, seconds=found.seconds * self._slower(candidates)) if self.cold else found
-
-    def _slower(self, candidates: Sequence[Candidate]) -> NDArray[np.float64]:
-        """Cold over hot latency of each candidate, as the analytical model has it."""
-        hot, cold = (AnalyticalCostModel(self.hardware, cold=cold) for cold in (False, True))
-        shapes = hot.shapes(candidates)
-        return cold.terms(candidates, shapes)["total"] / hot.terms(candidates, shapes)["total"]
+        return self.predict_rows(extract(candidates, self.hardware, cold=self.cold), np.array(known, bool))
 
     def predict_rows(self, features: NDArray[np.float32], known: NDArray[np.bool_] | None = None) -> Prediction:
-        """With hot weights, from features (n, columns); `known`: whether the card knows a row's family."""
+        """The same from features (n, columns); `known`: whether the card knows a row's family."""
+        trust = self.card.trust
         residuals = np.array([member.predict(features) for member in self._members])
         residual = residuals.mean(axis=0)
+        # Where the members disagree more than they err elsewhere the error trees have not seen the like.
         spread = residuals.std(axis=0, ddof=1) if len(residuals) > 1 else np.zeros(len(features))
-        uncertainty = spread * self.card.spread_scale
-        trusted = self.card.range.contains(features) & (uncertainty <= self.card.spread_limit)
+        uncertainty = np.maximum(expected(self._errors, trust.scale, features), spread)
+        trusted = self.card.range.contains(features) & (uncertainty <= trust.limit)
         if known is not None:
             trusted &= known
-        shift = np.where(trusted, residual, self.card.offset)
+        shift = np.where(trusted, residual, trust.offset)
         seconds = np.exp(features[:, _BASE].astype(np.float64) + shift)
-        return Prediction(seconds, trusted, np.where(trusted, uncertainty, self.card.spread_limit))
+        if self._failures is not None and trust.failing is not None:
+            fails = trusted & (self._failures.predict(features) > trust.failing)
+            seconds = np.where(fails, np.inf, seconds)
+        return Prediction(seconds, trusted, np.where(trusted, uncertainty, trust.limit))
+
+
+def describes(card: Card, hardware: Hardware) -> bool:
+    """Whether a predictor was trained on hardware of this kind."""
+    return card.kind == hardware.kind and any(_same_machine(h.description, hardware) for h in card.hardware)
 
 
 def _same_machine(a: Hardware, b: Hardware) -> bool:
@@ -120,11 +131,11 @@ def check_output(directory: str | Path) -> Path:
     return target
 
 
-def save_predictor(trained: Trained, directory: str | Path) -> Path:
-    """Write a predictor to `directory`, all or nothing.
+def save_predictor(trained: Trained, directory: str | Path, plots: Mapping[str, bytes] | None = None) -> Path:
+    """Write a predictor to `directory`, all or nothing; `plots`: pictures for its card, by name.
 
-    An older predictor there is replaced and other files next to it (thresholds) are kept. A directory that holds
-    something else is refused with a PredictorError.
+    An older predictor there is replaced, with what was found out about it, and other files next to it (thresholds) are
+    kept. A directory that holds something else is refused with a PredictorError.
     """
     target = check_output(directory).resolve()
     replaced = (target / "card.json").is_file()
@@ -132,14 +143,14 @@ def save_predictor(trained: Trained, directory: str | Path) -> Path:
     old = target.with_name(f".{target.name}.{os.getpid()}.old")
     try:
         temporary.mkdir(parents=True)
-        for member, content in zip(trained.card.members, trained.members, strict=True):
-            (temporary / member.file).write_bytes(content)
+        for name, content in {**trained.files, **(plots or {})}.items():
+            (temporary / name).write_bytes(content)
         text = json.dumps(trained.card.to_json(), indent=1, allow_nan=False)
         (temporary / "card.json").write_text(text + "\n", encoding="utf-8")
         (temporary / "card.md").write_text(trained.card.markdown(), encoding="utf-8")
         if replaced:
             for path in target.iterdir():
-                if not (path.name in ("card.json", "card.md") or path.name.startswith("member-")):
+                if path.name not in _OWN and not path.name.startswith("member-"):
                     (shutil.copytree if path.is_dir() else shutil.copy2)(path, temporary / path.name)
             target.rename(old)
         elif target.is_dir():
@@ -165,6 +176,24 @@ def check_predictor(directory: str | Path) -> None:
         raise PredictorError(f"there is no predictor in {directory} (no card.json); {_ADVICE}")
 
 
+def read_card(directory: str | Path) -> Card:
+    """The card of the predictor in `directory`. PredictorError if it is missing, damaged or of another version."""
+    folder = Path(directory)
+    path = folder / "card.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise PredictorError(f"there is no predictor in {folder} (no card.json); {_ADVICE}") from None
+    except OSError as error:
+        raise PredictorError(f"cannot read {path}: {error.strerror or error}") from None
+    except ValueError:
+        raise PredictorError(f"the predictor in {folder} is damaged (card.json is not JSON); {_ADVICE} again") from None
+    try:
+        return Card.from_json(content)
+    except ValueError as error:
+        raise PredictorError(f"the predictor in {folder} cannot be used: {error}; {_ADVICE} again") from None
+
+
 def load_predictor(directory: str | Path, hardware: Hardware, cold: bool = False) -> LearnedCostModel:
     """The predictor in `directory` as a cost model for `hardware`; `cold`: see LearnedCostModel.
 
@@ -173,35 +202,23 @@ def load_predictor(directory: str | Path, hardware: Hardware, cold: bool = False
     """
     folder = Path(directory)
     advice = _ADVICE
-    path = folder / "card.json"
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise PredictorError(f"there is no predictor in {folder} (no card.json); {advice}") from None
-    except OSError as error:
-        raise PredictorError(f"cannot read {path}: {error.strerror or error}") from None
-    except ValueError:
-        raise PredictorError(f"the predictor in {folder} is damaged (card.json is not JSON); {advice} again") from None
-    try:
-        card = Card.from_json(content)
-    except ValueError as error:
-        raise PredictorError(f"the predictor in {folder} cannot be used: {error}; {advice} again") from None
+    card = read_card(folder)
     if card.kind != hardware.kind:
         raise PredictorError(
             f"the predictor in {folder} is for a {card.kind}, the target is a {hardware.kind}; {advice} for it"
         )
-    members = []
+    files = {}
     for member in card.members:
         try:
-            members.append((folder / member.file).read_bytes())
+            content = files[member.file] = (folder / member.file).read_bytes()
         except OSError as error:
             raise PredictorError(
                 f"the predictor in {folder} is damaged ({member.file}: {error.strerror or error}); {advice} again"
             ) from None
-        if hashlib.sha256(members[-1]).hexdigest() != member.sha256:
+        if hashlib.sha256(content).hexdigest() != member.sha256:
             raise PredictorError(f"the predictor in {folder} is damaged ({member.file} was changed); {advice} again")
     try:
-        model = LearnedCostModel(card, members, hardware, cold)
+        model = LearnedCostModel(card, files, hardware, cold)
     except ValueError as error:
         raise PredictorError(f"the predictor in {folder} is damaged ({error}); {advice} again") from None
     if not model.known_hardware:

@@ -5,7 +5,7 @@ Rows of one workload never stand on both sides of a split.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,3 +57,45 @@ def leave_one_network_out(groups: Sequence[str], models: Sequence[Sequence[str]]
         inside = np.array([network in shared[key] for key in groups], bool)
         alone = np.array([shared[key] == {network} for key in groups], bool)
         yield Split(network, np.flatnonzero(~alone), np.flatnonzero(alone), int((inside & ~alone).sum()))
+
+
+def leave_one_family_out(
+    groups: Sequence[str], models: Sequence[Sequence[str]], kinds: Mapping[str, str]
+) -> Iterator[Split]:
+    """Each family of networks left out once; `kinds` says which family a network is of. Shared workloads as above."""
+    renamed = [sorted({kinds[name] for name in names}) for names in models]
+    if len({kind for names in renamed for kind in names}) > 1:
+        yield from leave_one_network_out(groups, renamed)
+
+
+def leave_hardware_out(groups: Sequence[str], hardware: Sequence[str], folds: int, seed: int = 0) -> Iterator[Split]:
+    """For each hardware and fold of the workloads: trained on other hardware and other workloads, tested on this one.
+
+    `left_out` counts rows of this hardware that are trained on in no split of it, and of the fold elsewhere.
+    """
+    names = sorted(set(hardware))
+    if len(names) < 2:
+        return
+    fold = grouped_folds(groups, folds, seed)
+    here = np.asarray(hardware, object)
+    for name in names:
+        for k in range(folds):
+            test = (here == name) & (fold == k)
+            train = (here != name) & (fold != k)
+            if test.any() and train.any():
+                yield Split(name, np.flatnonzero(train), np.flatnonzero(test), int((~test & ~train).sum()))
+
+
+def kinds_of_networks(
+    models: Sequence[Sequence[str]], convolved: NDArray[np.float64], multiplied: NDArray[np.float64]
+) -> dict[str, str]:
+    """Network → "cnn" or "transformer": what most of its measured multiply-adds are, of convolutions or of products.
+
+    `convolved` and `multiplied` (n,) are the multiply-adds of each row's convolutions and products.
+    """
+    totals: dict[str, NDArray[np.float64]] = {}
+    for names, conv, product in zip(models, convolved, multiplied, strict=True):
+        for name in names:
+            totals.setdefault(name, np.zeros(2))
+            totals[name] += (conv, product)
+    return {name: "cnn" if conv >= product else "transformer" for name, (conv, product) in totals.items()}

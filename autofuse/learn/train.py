@@ -1,15 +1,16 @@
-"""Training: takes a Dataset, gives the members of an ensemble and their card.
+"""Training: takes a Dataset, gives the members of an ensemble, what tells where it errs, and their card.
 
 The ensemble is that of a cross-validation by workload: each member was trained without one fold, so that its
-predictions for that fold are honest, and the members' disagreement tells how sure the ensemble is. A member stops
-growing when the error on a part of its own training rows, again whole workloads, no longer falls.
+predictions for that fold are honest. From their errors a second model learns how sure a prediction is
+(`uncertainty.py`), and what failed teaches which candidates to leave out (`failing.py`). A model stops growing when the
+error on a part of its own training rows, again whole workloads, no longer falls.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +18,14 @@ from numpy.typing import NDArray
 from autofuse.cost.features import FEATURE_VERSION, feature_names
 from autofuse.errors import PredictorError
 from autofuse.learn.booster import Booster
-from autofuse.learn.card import Card, Member, TrainedHardware
+from autofuse.learn.boosting import TreeSettings, contributions, fit, trees
+from autofuse.learn.card import Card, Member, TrainedHardware, Trust
 from autofuse.learn.dataset import Dataset
+from autofuse.learn.failing import FailureModel, fit_failures
 from autofuse.learn.metrics import Metrics, score
 from autofuse.learn.ranges import TrainingRange
-from autofuse.learn.splits import by_workload, grouped_folds
+from autofuse.learn.splits import by_workload
+from autofuse.learn.uncertainty import EXPECTED, Coverage, ErrorModel, expected, fit_errors
 
 Array = NDArray[np.float64]
 
@@ -30,31 +34,31 @@ MIN_WORKLOADS = 10
 EVALUATION_ONLY = "the records are kept for evaluation alone, nothing may be learned from them: give another store"
 #: Expected errors below this (ln) are no reason to doubt a prediction, however good the analytical model is.
 _SMALLEST_LIMIT = 0.05
+#: Rows whose SHAP values are taken.
+_EXPLAINED = 1000
 
 
 @dataclass(frozen=True)
 class TrainSettings:
     """`members` is also the number of folds. All trees together decide how fast a prediction is: 500 of depth 5 give
-    over 100,000 predictions a second. `validation`: share of a member's training rows that decides when it stops."""
+    over 100,000 predictions a second."""
 
     seed: int = 0
     members: int = 5
-    rounds: int = 100
-    depth: int = 5
-    eta: float = 0.15
-    subsample: float = 0.8
-    min_weight: float = 3.0
-    patience: int = 15
-    validation: float = 0.15
+    trees: TreeSettings = field(default_factory=TreeSettings)
 
 
 @dataclass(frozen=True)
 class Trained:
-    """The members' trees (XGBoost JSON) and the card; `metrics`: learned, analytical, analytical_scaled."""
+    """A predictor's files by name, and its card. `metrics`: learned, analytical, analytical_scaled.
 
-    members: tuple[bytes, ...]
+    `outside`: ln of the predicted seconds of each row of the dataset, by the member that did not see its workload.
+    """
+
+    files: Mapping[str, bytes]
     card: Card
-    metrics: dict[str, Metrics]
+    metrics: Mapping[str, Metrics]
+    outside: Array
 
 
 def train_predictor(
@@ -66,7 +70,7 @@ def train_predictor(
     """
     s = settings or TrainSettings()
     tell = progress or (lambda _: None)
-    _check(dataset)
+    check_dataset(dataset)
     folds = min(s.members, len(set(dataset.workloads)))
     outside = np.empty(len(dataset))
     scaled = np.empty(len(dataset))
@@ -74,50 +78,79 @@ def train_predictor(
     for k, split in enumerate(by_workload(dataset.workloads, folds, s.seed)):
         tell(f"training member {k + 1} of {folds}")
         part = dataset.select(split.train)
-        members.append(_train_member(part, s, s.seed + k))
+        members.append(fit(part.features, part.residual, part.weights, part.workloads, s.trees, seed=s.seed + k))
         outside[split.test] = Booster(members[-1]).predict(dataset.features[split.test])
         scaled[split.test] = np.median(part.residual)
-    predictions = np.array([Booster(m).predict(dataset.features) for m in members])
-    # A member is blind to its own fold only: the spread looks smaller than the error is, by about this factor.
-    spread = float(np.sqrt(np.mean(predictions.var(axis=0, ddof=1))))
-    error = float(np.sqrt(np.mean((dataset.residual - outside) ** 2)))
     offset = float(np.median(dataset.residual))
+    tell("training the model of its errors")
+    wrong = np.abs(dataset.residual - outside)
+    errors = fit_errors(dataset.features, wrong, dataset.workloads, s.seed)
+    tell("training the classifier of failures")
+    failing = fit_failures(dataset, s.seed)
     tell("scoring")
     residuals = {"learned": outside, "analytical": np.zeros(len(dataset)), "analytical_scaled": scaled}
-    metrics = {name: score(dataset.measured, dataset.base + r, dataset.workloads) for name, r in residuals.items()}
+    metrics = {name: score(dataset.measured, dataset.base + r, dataset.comparable) for name, r in residuals.items()}
+    usual = float(np.quantile(np.abs(dataset.residual - offset), EXPECTED))
+    trust = Trust(offset, errors.scale, max(_SMALLEST_LIMIT, usual), None if failing is None else failing.limit)
+    coverage = Coverage.of(wrong, expected(errors.model, errors.scale, dataset.features))
+    files = _files(members, errors, failing)
     card = Card(
         kind=next(iter(dataset.descriptions.values())).kind,
         feature_version=FEATURE_VERSION,
         features=tuple(feature_names()),
         families=dataset.family_versions,
         hardware=tuple(
-            TrainedHardware(digest, dataset.hardware.count(digest), description)
+            TrainedHardware(
+                digest,
+                len({d for d, h in zip(dataset.digests, dataset.hardware, strict=True) if h == digest}),
+                description,
+            )
             for digest, description in dataset.descriptions.items()
         ),
         data={
             "hash": dataset.hash,
-            "records": len(dataset),
+            "records": dataset.records,
+            "rows": len(dataset),
+            "cold_rows": int(dataset.cold.sum()),
             "workloads": len(set(dataset.workloads)),
             "models": sorted({name for names in dataset.models for name in names}),
             "skipped": dict(dataset.skipped),
+            "failures": len(dataset.failures),
         },
         training={**asdict(s), "members": folds},
         metrics={name: m.as_dict() for name, m in metrics.items()},
+        checks={"coverage": asdict(coverage), "failures": None if failing is None else failing.scores.as_dict()},
+        importance=_importance(dataset, members, s.seed),
         range=TrainingRange.of(dataset.features),
-        offset=offset,
-        spread_scale=error / spread if spread > 0 else 1.0,
-        spread_limit=max(_SMALLEST_LIMIT, float(np.sqrt(np.mean((dataset.residual - offset) ** 2)))),
+        trust=trust,
         members=tuple(
-            Member(f"member-{k}.json", hashlib.sha256(m).hexdigest(), _trees(m)) for k, m in enumerate(members)
+            Member(name, hashlib.sha256(content).hexdigest(), trees(content)) for name, content in files.items()
         ),
     )
-    return Trained(tuple(members), card, metrics)
+    return Trained(files, card, metrics, dataset.base + outside)
 
 
-def _check(dataset: Dataset) -> None:
+def _files(members: list[bytes], errors: ErrorModel, failing: FailureModel | None) -> dict[str, bytes]:
+    files = {f"member-{k}.json": m for k, m in enumerate(members)}
+    files["member-errors.json"] = errors.model
+    if failing is not None:
+        files["member-failures.json"] = failing.model
+    return files
+
+
+def _importance(dataset: Dataset, members: list[bytes], seed: int) -> dict[str, float]:
+    """Column → mean absolute SHAP value (ln) over some rows, largest first; columns without influence are left out."""
+    order = np.random.default_rng(seed).permutation(len(dataset))[:_EXPLAINED]
+    values = contributions(members, dataset.features[np.sort(order)])
+    ranked = sorted(zip(feature_names(), values, strict=True), key=lambda pair: (-pair[1], pair[0]))
+    return {name: float(f"{value:.5g}") for name, value in ranked if value > 0}
+
+
+def check_dataset(dataset: Dataset) -> None:
+    """PredictorError where there is too little to learn from, or nothing may be."""
     if dataset.evaluation_only:
         raise PredictorError(EVALUATION_ONLY)
-    rows, workloads = len(dataset), len(set(dataset.workloads))
+    rows, workloads = dataset.records, len(set(dataset.workloads))
     if rows >= MIN_RECORDS and workloads >= MIN_WORKLOADS:
         kinds = {h.kind for h in dataset.descriptions.values()}
         if len(kinds) > 1:
@@ -128,50 +161,3 @@ def _check(dataset: Dataset) -> None:
         f"{rows} usable records of {workloads} workloads{left}: too few to train on (at least {MIN_RECORDS} of "
         f"{MIN_WORKLOADS}); run `autofuse collect MODEL --db FILE` for longer"
     )
-
-
-def _train_member(part: Dataset, s: TrainSettings, seed: int) -> bytes:
-    """One booster on the rows of `part`, as JSON."""
-    import xgboost
-
-    folds = max(2, round(1 / s.validation))
-    held = grouped_folds(part.workloads, folds, seed) == 0
-    # Histograms add up in another order with another number of threads: one thread keeps the bytes the same anywhere.
-    parameters = {
-        "objective": "reg:squarederror",
-        "tree_method": "hist",
-        "max_depth": s.depth,
-        "eta": s.eta,
-        "subsample": s.subsample,
-        "colsample_bytree": s.subsample,
-        "min_child_weight": s.min_weight,
-        "seed": seed,
-        "nthread": 1,
-        "verbosity": 0,
-    }
-    names = feature_names()
-    fit, stop = (
-        xgboost.DMatrix(
-            part.features[rows], part.residual[rows], weight=part.weights[rows], feature_names=names, nthread=1
-        )
-        for rows in (~held, held)
-    )
-    booster = xgboost.train(
-        parameters,
-        fit,
-        s.rounds,
-        evals=[(stop, "validation")],
-        early_stopping_rounds=s.patience,
-        verbose_eval=False,
-    )
-    # What is saved is what is used: trees after the best round are cut off, and with them the notes of early stopping.
-    best = booster[: booster.best_iteration + 1]
-    best.set_attr(best_iteration=None, best_score=None)
-    return bytes(best.save_raw("json"))
-
-
-def _trees(member: bytes) -> int:
-    import xgboost
-
-    booster = xgboost.Booster(model_file=bytearray(member))
-    return int(booster.num_boosted_rounds())

@@ -55,7 +55,7 @@ def choices_of(
     their traffic: every plan has them, so that this never decides anything. A single operator stays even if the cost
     model knows none of its configurations to work.
     """
-    best = _best_of_each(found, cost_model, hardware, key)
+    best = _best_of_each(found, cost_model, hardware, key, thresholds.uncertainty_margin)
     choices = []
     for legal in found:
         cost, family, config, source, name = best[legal.signature]
@@ -89,11 +89,12 @@ def choices_of(
 
 
 def _best_of_each(
-    found: Sequence[_Legal], cost_model: CostModel, hardware: Hardware, key: KeyFunction | None
+    found: Sequence[_Legal], cost_model: CostModel, hardware: Hardware, key: KeyFunction | None, margin: float
 ) -> dict[Hashable, tuple[float, str, str, str, str]]:
     """Signature → cost, family, configuration, source of the cost, workload key.
 
-    Families beside the one that took a group compete with it: the cheapest configuration decides.
+    Families beside the one that took a group compete with it: the cheapest configuration decides. margin: expected
+    errors that are added to each cost, where the model knows them.
     """
     first: dict[Hashable, _Legal] = {}
     for legal in found:
@@ -107,6 +108,9 @@ def _best_of_each(
             candidates.extend([Candidate(group, family, c) for c in family.configs(group, hardware)])
         spans[signature] = (start, len(candidates))
     costs = cost_model.costs(candidates)
+    errors = cost_model.uncertainty(candidates) if margin else None
+    if errors is not None:
+        costs = costs * np.exp(margin * errors)
     picks = [start + int(np.argmin(costs[start:end])) for start, end in spans.values()]
     sources = cost_model.sources([candidates[i] for i in picks])
     result = {}

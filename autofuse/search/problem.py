@@ -103,6 +103,8 @@ class Thresholds:
     frontier_values: int = 3  # values left unmaterialised in a state
     hybrid_share: float = 0.2  # share of the critical path's cost that `hybrid` gives to dp
     max_arguments: int = 48  # kernel parameters
+    # A cost is taken to be dearer by so many of its expected errors: what is not known is not taken for the best.
+    uncertainty_margin: float = 0.0
 
 
 @dataclass(frozen=True)

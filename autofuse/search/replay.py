@@ -33,45 +33,52 @@ class ReplayedCosts(CostModel):
 
     def __init__(self, base: CostModel) -> None:
         self._base = base
-        self._known: dict[tuple[Group, str, Configuration], tuple[float, str]] = {}
+        self._known: dict[tuple[Group, str, Configuration], tuple[float, str, float | None]] = {}
         self.asked = 0
 
-    def _find(self, candidates: Sequence[Candidate]) -> list[tuple[float, str]]:
+    def _find(self, candidates: Sequence[Candidate]) -> list[tuple[float, str, float | None]]:
         keys = [(c.group, c.family.name, c.config) for c in candidates]
         new = [i for i, key in enumerate(keys) if key not in self._known]
         if new:
             missing = [candidates[i] for i in new]
             costs = self._base.costs(missing)
-            for i, cost, source in zip(new, costs, self._base.sources(missing), strict=True):
-                self._known[keys[i]] = (float(cost), source)
+            errors = self._base.uncertainty(missing)
+            told = [None] * len(new) if errors is None else list(map(float, errors))
+            for i, cost, source, error in zip(new, costs, self._base.sources(missing), told, strict=True):
+                self._known[keys[i]] = (float(cost), source, error)
         return [self._known[key] for key in keys]
 
     def costs(self, candidates: Sequence[Candidate]) -> NDArray[np.float64]:
         """Seconds of each candidate; see CostModel."""
         self.asked += len(candidates)
-        return np.array([cost for cost, _ in self._find(candidates)], np.float64)
+        return np.array([cost for cost, *_ in self._find(candidates)], np.float64)
 
     def sources(self, candidates: Sequence[Candidate]) -> list[str]:
         """What the base model said when it was asked."""
-        return [source for _, source in self._find(candidates)]
+        return [source for _, source, _ in self._find(candidates)]
+
+    def uncertainty(self, candidates: Sequence[Candidate]) -> NDArray[np.float64] | None:
+        """The base model's, None where it cannot tell."""
+        errors = [error for *_, error in self._find(candidates)]
+        return None if any(e is None for e in errors) else np.array(errors, np.float64)
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """A search's plan cost and its effort in seconds: counts of what was done, times what each takes."""
+    """A search's plan, what that costs, and the search's effort in seconds: counts of what was done, times what each
+    takes. `cost` is in seconds, under the costs that judge."""
 
     result: SearchResult
     seconds: float
-
-    @property
-    def cost(self) -> float:
-        """Seconds of the plan under the cost model."""
-        return self.result.cost
+    cost: float
 
 
 @dataclass(frozen=True)
 class ReplayNetwork:
-    """A network to search: `digest` identifies its graph, `greedy` is TVM's partition."""
+    """A network to search: `digest` identifies its graph, `greedy` is TVM's partition.
+
+    `judge` says what plans really take, where more is known than the search is told; by default `costs` does.
+    """
 
     name: str
     digest: str
@@ -80,6 +87,7 @@ class ReplayNetwork:
     hardware: Hardware = field(repr=False)
     families: tuple[ScheduleFamily, ...] = field(repr=False)
     greedy: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
+    judge: ReplayedCosts | None = field(default=None, repr=False)
 
     def problem(self, thresholds: Thresholds) -> SearchProblem:
         """What a search is given under these thresholds. (Its choices have no workload keys: no plan is written.)"""
@@ -104,4 +112,22 @@ class ReplayNetwork:
             + GROUP_SECONDS * groups
             + STEP_SECONDS * (result.states + result.transitions)
         )
-        return Replayed(result, seconds)
+        return Replayed(result, seconds, self._judged(result, problem, thresholds))
+
+    def _judged(self, result: SearchResult, problem: SearchProblem, thresholds: Thresholds) -> float:
+        """What the plan costs; the search's own sum where that is what judges."""
+        if self.judge is None and not thresholds.uncertainty_margin:
+            return result.cost
+        by_name = {f.name: f for f in self.families}
+        kernels = [c for c in result.choices if c.family]
+        candidates = [
+            Candidate(c.group, by_name[c.family], by_name[c.family].configuration.parse(c.config)) for c in kernels
+        ]
+        asked = self.judge or self.costs
+        before = asked.asked
+        costs = asked.costs(candidates)
+        asked.asked = before
+        opaque = sum(c.cost for c in result.choices if not c.family)
+        # A kernel of which none is known to work has the price that keeps it out of plans.
+        known = np.where(np.isfinite(costs), costs, [c.cost for c in kernels])
+        return float(known.sum()) + opaque + problem.call_cost * len(result.choices)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import optuna
 
 #: Raise it when the space, the effort or the objectives change: studies of older versions are refused.
-STUDY_VERSION = 1
+STUDY_VERSION = 2  # 2: the uncertainty margin, plans judged by records
 _STUDY = "autofuse-thresholds"
 #: Plans may cost this share more than the best known if their search is faster.
 TOLERANCE = 0.01
@@ -39,6 +39,7 @@ SPACE: Mapping[str, tuple[str, float, float, float | None]] = {
     "states_per_region": ("int", 64, 200_000, None),
     "recompute_members": ("int", 0, 3, 1),
     "frontier_values": ("int", 0, 4, 1),
+    "uncertainty_margin": ("float", 0.0, 2.0, 0.25),
 }
 #: Only where the strategy is one of these the threshold does anything.
 HYBRID_SPACE: Mapping[str, tuple[str, float, float, float | None]] = {"hybrid_share": ("float", 0.05, 0.6, 0.05)}

@@ -1,0 +1,182 @@
+"""From files to an `Evaluation`: a store that was trained on, one of unseen networks, a predictor's directory.
+
+What is read from where, and in which order; the figures are those of `evaluation.py`, `plans.py` and `end_to_end.py`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from autofuse.cost.analytical import AnalyticalCostModel
+from autofuse.cost.model import CostModel
+from autofuse.errors import ModelError, PredictorError
+from autofuse.learn.dataset import FamilyOf, build_dataset
+from autofuse.learn.evaluation import (
+    Evaluation,
+    NetworkResult,
+    evaluate_splits,
+    evaluate_unseen,
+    noise_floor,
+    settings_of,
+)
+from autofuse.learn.plans import MeasuredKernels, NetworkPlans, regrets
+from autofuse.learn.predictor import LearnedCostModel, load_predictor, read_card
+from autofuse.learn.train import EVALUATION_ONLY
+from autofuse.records import open_store
+from autofuse.records.model import RecordedCostModel
+from autofuse.records.store import RecordStore
+from autofuse.target import Hardware
+
+if TYPE_CHECKING:
+    from autofuse.learn.dataset import Dataset
+
+#: The ways to cost a plan that are compared: the predictor alone, with records of the networks that were trained on,
+#: those records with the analytical model where there are none, and the analytical model alone.
+WAYS = ("learned", "learned_and_records", "records", "analytical")
+
+
+def evaluate(
+    db: str | Path,
+    unseen: str | Path | None,
+    predictor: str | Path,
+    *,
+    networks: Sequence[str] | None = None,
+    splits: bool = True,
+    run: bool = True,
+    family_of: FamilyOf | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Evaluation:
+    """Test the predictor in the directory `predictor`, which was trained on the store `db`.
+
+    networks: the unseen ones that are planned, by default all models of the store `unseen` that can be opened. splits:
+    whether to train on parts of `db`. run: whether to compile and run the unseen networks, which only the machine that
+    their records are of can do. Raises PredictorError, RecordError.
+    """
+    card = read_card(predictor)
+    descriptions = {h.digest: h.description for h in card.hardware}
+    with ExitStack() as stack:
+        store = stack.enter_context(open_store(db, readonly=True))
+        if store.evaluation_only:
+            raise PredictorError(f"{db}: {EVALUATION_ONLY}")
+        tell("reading records")
+        data = build_dataset(store, hardware=descriptions, descriptions=descriptions, family_of=family_of)
+        if data.hash != card.data.get("hash"):
+            warnings.warn(
+                f"the predictor in {predictor} was trained on other records than {db} holds now: train it again for "
+                "figures that belong together",
+                stacklevel=2,
+            )
+        if not len(data):
+            raise PredictorError(f"{db} holds no records that the predictor in {predictor} could have been trained on")
+        kept = stack.enter_context(open_store(unseen, readonly=True)) if unseen is not None else None
+        other = build_dataset(kept, descriptions=descriptions, family_of=family_of) if kept is not None else None
+        here = _hardware(other if other is not None and len(other) else data)
+        hardware = descriptions.get(here) or (other or data).descriptions[here]
+        model = load_predictor(predictor, hardware)
+        noise = noise_floor(*(d for d in (data, other) if d is not None))
+        parts = evaluate_splits(data, settings_of(card), hardware, tell) if splits else {}
+        tested, overlap = evaluate_unseen(model, data, other) if other is not None and len(other) else (None, 0)
+        found = Evaluation(noise, parts, tested, overlap)
+        if kept is None or networks == []:
+            return found
+        plans = []
+        for name in networks if networks is not None else openable(kept.stats().models):
+            tell(f"analysing {name}")
+            plans.append(NetworkPlans.of_model(name, hardware))
+        results = [plan_result(n, store, kept, here, predictor, tell) for n in plans]
+        if run and plans:
+            results = _with_latencies(results, plans, predictor, here, tell)
+        return replace(found, networks=tuple(results))
+
+
+def _hardware(data: Dataset) -> str:
+    """The digest of the hardware with most rows."""
+    return Counter(data.hardware).most_common(1)[0][0]
+
+
+def openable(models: Sequence[str]) -> list[str]:
+    """Those of the models that are zoo networks or files that are there."""
+    from autofuse.frontend.zoo import names
+
+    return [name for name in models if name in names() or Path(name).is_file()]
+
+
+def ways(network: NetworkPlans, predictor: str | Path, store: RecordStore, digest: str) -> dict[str, CostModel]:
+    """The cost models that are compared, for one network; `store` has the records that were trained on."""
+    learned: CostModel = quiet_predictor(predictor, network.hardware, network.cold)
+    analytical = AnalyticalCostModel(network.hardware, network.cold)
+
+    def recorded(fallback: CostModel) -> CostModel:
+        return RecordedCostModel(store, digest, fallback, cold=network.cold)
+
+    return dict(zip(WAYS, (learned, recorded(learned), recorded(analytical), analytical), strict=True))
+
+
+def quiet_predictor(predictor: str | Path, hardware: Hardware, cold: bool) -> LearnedCostModel:
+    """The predictor, without a warning for hardware that it does not know: that was given once."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return load_predictor(predictor, hardware, cold)
+
+
+def plan_result(
+    network: NetworkPlans,
+    store: RecordStore,
+    kept: RecordStore,
+    digest: str,
+    predictor: str | Path,
+    tell: Callable[[str], None] = lambda _: None,
+) -> NetworkResult:
+    """Regrets of a network's plans among the kernels that the store `kept` has measured."""
+    tell(f"planning {network.name}")
+    kernels = MeasuredKernels(kept, digest)
+    found = regrets(network, kernels, ways(network, predictor, store, digest))
+    candidates = network.candidates()
+    known = np.isfinite(kernels.seconds(candidates, network.cold)[:, 0])
+    plan = found["learned"].worth
+    return NetworkResult(
+        network.name,
+        {name: r.regret for name, r in found.items()},
+        {name: r.same for name, r in found.items()},
+        plan.kernels,
+        plan.once,
+        plan.unmeasured,
+        float(known.mean()) if len(known) else 0.0,
+    )
+
+
+def _with_latencies(
+    results: Sequence[NetworkResult],
+    plans: Sequence[NetworkPlans],
+    predictor: str | Path,
+    digest: str,
+    tell: Callable[[str], None],
+) -> list[NetworkResult]:
+    """The results with predicted and measured latencies, as they are where this is another machine."""
+    from autofuse.learn.end_to_end import run_networks
+    from autofuse.target.registry import hardware_row, resolve
+
+    threads = plans[0].hardware.cores
+    if hardware_row(resolve("llvm", threads)).digest != digest:
+        warnings.warn("this is not the machine of the records: whole networks are not run", stacklevel=3)
+        return list(results)
+
+    def models(network: NetworkPlans) -> Mapping[str, CostModel]:
+        return {
+            "learned": quiet_predictor(predictor, network.hardware, network.cold),
+            "analytical": AnalyticalCostModel(network.hardware, network.cold),
+        }
+
+    try:
+        times = run_networks(plans, predictor, models, threads, tell)
+    except ModelError as error:
+        raise PredictorError(f"the unseen networks cannot be run: {error}") from None
+    return [replace(r, predicted=times[r.name][0], measured=times[r.name][1]) for r in results]

@@ -1,0 +1,222 @@
+"""What is known about a predictor as Markdown: takes the summary of an evaluation, and of a study of thresholds.
+
+Plain values in (those of `Evaluation.summary` and of `autofuse tune --json`), tables out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autofuse.report.results import number, table
+
+Plain = Mapping[str, Any]
+MODELS = ("learned", "analytical", "analytical_scaled")
+#: What is aimed at: of held-out workloads, and of networks that nothing was learned from.
+GOALS = {
+    "workload_mape": 0.07,
+    "workload_within_10": 0.90,
+    "mape": 0.10,
+    "tau_share": 0.9,
+    "plan_regret": 0.02,
+    "end_to_end_error": 0.10,
+}
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """A share as a cell."""
+    return number(None if value is None else 100 * value, f"{{:.{digits}f}} %")
+
+
+def split_title(name: str) -> str:
+    """A split's name for people."""
+    kind, _, what = name.partition("/")
+    titles = {
+        "workload": "random, by workload",
+        "network": f"without {what}",
+        "family": f"without the {what} networks",
+        "hardware": f"other hardware ({what})",
+        "unseen": "**unseen networks**",
+    }
+    return titles.get(kind, name)
+
+
+def errors_table(summary: Plain) -> str:
+    """Errors of every split, learned beside analytical; the noise floor last."""
+    rows = []
+    for name, split in summary["splits"].items():
+        for model in MODELS:
+            m = split[model]
+            rows.append(
+                [
+                    split_title(name) if model == MODELS[0] else "",
+                    model.replace("_", ", "),
+                    str(m["rows"]),
+                    *(percent(m[key]) for key in ("mape", "within_5", "within_10", "within_20")),
+                    *(number(m[key], "{:.3f}") for key in ("tau_within", "tau_across")),
+                    *(percent(m[key], 0) for key in ("top_1", "top_5")),
+                    percent(m["loss"]),
+                ]
+            )
+    noise = summary["noise_floor"]
+    rows.append(["noise floor", "measured again", "", percent(noise["mape"]), "", "", "",
+                 number(noise["tau_within"], "{:.3f}"), "", "", "", ""])  # fmt: skip
+    headings = ["trained", "model", "rows", "MAPE", "within 5 %", "within 10 %", "within 20 %", "tau within"]
+    return table([*headings, "tau across", "top-1", "top-5", "slower than best"], rows)
+
+
+def sureness_table(summary: Plain) -> str:
+    """Coverage of the expected errors, and how often the predictor answered for itself."""
+    rows = [
+        [
+            split_title(name),
+            percent(split["coverage"]["one"]),
+            percent(split["coverage"]["two"]),
+            number(split["coverage"]["rank"], "{:.2f}"),
+            percent(split["predicted"]),
+            str(split["left_out"] + split.get("overlap", 0)),
+        ]
+        for name, split in summary["splits"].items()
+    ]
+    headings = ["trained", "within the expected error (68.3 %)", "within twice (95 %)", "tau of the two"]
+    return table([*headings, "predicted, not analytical", "rows left out"], rows)
+
+
+def plans_table(summary: Plain) -> str:
+    """Regret of the unseen networks' plans, and predicted beside measured latency."""
+    networks = summary["splits"].get("unseen", {}).get("networks", {})
+    if not networks:
+        return "No network was planned.\n"
+    ways = list(next(iter(networks.values()))["plan_regret"])
+    rows = [
+        [
+            name,
+            percent(n["covered"], 0),
+            str(n["kernels"]),
+            *(percent(n["plan_regret"][way], 2) for way in ways),
+            number(n["predicted_ms"].get("learned"), "{:.3f}"),
+            number(n["predicted_ms"].get("analytical"), "{:.3f}"),
+            number(n["measured_ms"], "{:.3f}"),
+            percent(n["end_to_end_error"].get("learned")),
+            percent(n["end_to_end_error"].get("analytical")),
+        ]
+        for name, n in networks.items()
+    ]
+    headings = ["network", "candidates measured", "kernels", *(f"regret, {way.replace('_', ' ')}" for way in ways)]
+    headings += ["predicted, ms", "analytical, ms", "measured, ms", "error", "analytical's"]
+    return table(headings, rows)
+
+
+def goals_table(summary: Plain) -> str:
+    """What was aimed at beside what came out."""
+    unseen, noise = summary["unseen_networks"], summary["noise_floor"]
+    workload = summary["splits"].get("workload", {}).get("learned", {})
+    networks = summary["splits"].get("unseen", {}).get("networks", {})
+    worst = max((n["end_to_end_error"].get("learned") or 0.0 for n in networks.values()), default=None)
+    share = None
+    if unseen["tau_within"] is not None and noise["tau_within"]:
+        share = unseen["tau_within"] / noise["tau_within"]
+    # What, as text, found, wanted, and whether more is better.
+    found: list[tuple[str, str, float | None, float, bool]] = [
+        ("MAPE, held-out workloads", "≤ 7 %", workload.get("mape"), GOALS["workload_mape"], False),
+        ("within 10 %, held-out workloads", "≥ 90 %", workload.get("within_10"), GOALS["workload_within_10"], True),
+        ("MAPE, unseen networks", "≤ 10 %", unseen["mape"], GOALS["mape"], False),
+        ("tau within a workload over that of two measurements", "≥ 90 %", share, GOALS["tau_share"], True),
+        ("plan regret, unseen networks, mean", "≤ 2 %", unseen["plan_regret"], GOALS["plan_regret"], False),
+        ("end-to-end error, the worst network", "≤ 10 %", worst, GOALS["end_to_end_error"], False),
+    ]
+    rows = []
+    for what, goal, value, wanted, more in found:
+        said = ""
+        if value is not None:
+            said = "reached" if (value >= wanted if more else value <= wanted) else "missed"
+        rows.append([what, goal, percent(value), said])
+    return table(["goal", "wanted", "found", ""], rows)
+
+
+def verdict(summary: Plain) -> str:
+    """In what the predictor alone beats the analytical model on unseen networks, and in what it does not."""
+    learned, analytical = summary["unseen_networks"], summary["analytical"]["unseen_networks"]
+    better: list[str] = []
+    worse: list[str] = []
+    for key, title, sign in (("mape", "MAPE", -1), ("tau_within", "tau within", 1), ("plan_regret", "plan regret", -1)):
+        if learned[key] is None or analytical[key] is None:
+            continue
+        form = "{:.3f}" if sign > 0 else "{:.1%}"
+        text = f"{title} {form.format(learned[key])} against {form.format(analytical[key])}"
+        (better if sign * (learned[key] - analytical[key]) > 0 else worse).append(text)
+    parts = []
+    if better:
+        parts.append(f"On unseen networks the predictor alone beats the analytical model in {', '.join(better)}.")
+    if worse:
+        parts.append(f"It does not in {', '.join(worse)}.")
+    return " ".join(parts)
+
+
+def evaluation_page(summary: Plain, title: str = "# Evaluation\n") -> str:
+    """The whole evaluation."""
+    return "\n".join(
+        [
+            title,
+            goals_table(summary),
+            verdict(summary) + "\n",
+            "## Errors\n",
+            "On workloads that were not trained on. `analytical, scaled`: the analytical model with its usual error"
+            " taken out. tau: Kendall's, of configurations of one workload (within) and of all rows (across). top-k:"
+            " how often the fastest measured configuration is among the k predicted to be the fastest. Slower than"
+            " best: how much slower than the fastest measured configuration the one is that would be chosen.\n",
+            errors_table(summary),
+            "## How sure it is\n",
+            sureness_table(summary),
+            "## Plans of unseen networks\n",
+            "Regret: how much slower than the plan that measured latencies choose a plan is, both among measured"
+            " kernels and by a measurement that chose neither. `learned`: the predictor alone; `learned and records`:"
+            " records of the networks trained on come first; `records`: those, and the analytical model where there"
+            " are none.\n",
+            plans_table(summary),
+        ]
+    )
+
+
+def thresholds_table(effects: Sequence[Plain]) -> str:
+    """Each threshold off, at its default and as tuned: plan cost over that of the defaults, and effort."""
+    rows = []
+    for effect in effects:
+        cells = []
+        for setting in ("off", "default", "tuned"):
+            found = effect[setting]
+            cost, seconds = number(found["plan_cost"], "{:.4f}"), number(found["search_seconds"], "{:.2f}")
+            cells += [f"{found['value']:g}", cost, seconds]
+        rows.append([effect["name"], *cells, "" if effect["matters"] else "changes nothing"])
+    headings = ["threshold"]
+    for setting in ("off", "default", "tuned"):
+        headings += [setting, "plan", "effort, s"]
+    return table([*headings, ""], rows)
+
+
+def study_page(report: Plain) -> str:
+    """What a study of thresholds found."""
+    chosen, usual = report["chosen"], report["default"]
+    rows = [
+        [name, number(o["plan_cost"], "{:.4f}"), number(o["search_seconds"], "{:.2f}")]
+        for name, o in (("default", usual), ("tuned", chosen))
+    ]
+    parts = [
+        f"{report['trials']} trials on {', '.join(report['models'])}; plan cost over the least known, effort of all"
+        " searches together.\n",
+        table(["thresholds", "plan cost", "effort, s"], rows),
+    ]
+    if "checked" in report:
+        names = ", ".join(report["checked"]["chosen"]["networks"])
+        cost = report["checked"]["chosen"]["plan_cost"]
+        efforts = [report["checked"][name]["search_seconds"] for name in ("default", "chosen")]
+        parts.append(
+            f"On networks that the study did not see ({names}): plans of {cost:.4f} times the default's cost, effort"
+            f" {efforts[1]:.2f} s instead of {efforts[0]:.2f} s.\n"
+        )
+    if "each" in report:
+        parts += ["Each threshold by itself, the others at their defaults:\n", thresholds_table(report["each"])]
+        abort = chosen["thresholds"]["abort_factor"]
+        if abort < 1:
+            parts.append(f"The tuned abort factor, {abort:g}, is below 1: plans are not proved to be the best ones.\n")
+    return "\n".join(parts)

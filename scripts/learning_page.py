@@ -1,0 +1,156 @@
+"""Writes docs/learning.md from data/ and models/: what was learned, how good it is, the thresholds, the strategies.
+
+Usage: python scripts/learning_page.py [--strategies]
+
+The evaluation is that of `autofuse evaluate --save` (models/cpu/evaluation.json), the study's report that of `autofuse
+tune --json` (docs/results/tuning.json). --strategies plans the networks of data/plans anew with dp, hybrid and greedy
+(docs/results/strategies.json); what compiles take is taken from docs/results/NETWORK-b1.json. scripts/learn.sh does all
+of it in order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "scripts"))
+PREDICTOR = ROOT / "models" / "cpu"
+RESULTS = ROOT / "docs" / "results"
+STRATEGIES = RESULTS / "strategies.json"
+PAGE = ROOT / "docs" / "learning.md"
+#: What hybrid should keep of dp's gain, and may add to greedy's compile.
+KEPT, ADDED = 0.90, 0.15
+_REPEATS = 3
+
+
+def strategies() -> dict[str, Any]:
+    """Plan cost and search seconds of each network of data/plans by strategy, with records and predictor."""
+    import replay
+
+    from autofuse.learn.replay_plans import read
+    from autofuse.search.strategies import strategy
+
+    found: dict[str, Any] = {}
+    for path in sorted(replay.PLANS.glob("*.json.gz")):
+        known = read(path)
+        digest, hardware = replay.hardware_of(known.hardware)
+        network = known.network(hardware)
+        problem = network.problem(replay.costs_of(network, digest))
+        rows = {}
+        for name in ("greedy", "hybrid", "dp"):
+            best = float("inf")
+            for _ in range(_REPEATS):
+                start = time.perf_counter()
+                result = strategy(name, hardware=hardware).search(problem)
+                best = min(best, time.perf_counter() - start)
+            rows[name] = {"ms": 1e3 * result.cost, "seconds": best, "kernels": len(result.choices)}
+        found[known.name] = rows
+    return found
+
+
+def features_table() -> str:
+    """Every feature with its unit."""
+    from autofuse.cost import FEATURES
+    from autofuse.report.results import table
+
+    return table(["feature", "unit", "meaning"], [[f"`{f.name}`", f.unit, f.meaning] for f in FEATURES])
+
+
+def strategies_part(found: Mapping[str, Any]) -> str:
+    """dp, hybrid and greedy by network: predicted latency, and what searching adds to a compile."""
+    from autofuse.report.results import number, table
+
+    rows = []
+    gains, kept, added = [], [], []
+    for name, row in found.items():
+        raw = RESULTS / f"{name}-b1.json"
+        compiles = json.loads(raw.read_text(encoding="utf-8"))["compiles"] if raw.exists() else {}
+        whole = compiles.get("greedy", {}).get("seconds", {}).get("total")
+        gain = row["greedy"]["ms"] - row["dp"]["ms"]
+        part = (row["greedy"]["ms"] - row["hybrid"]["ms"]) / gain if gain > 0 else None
+        more = {s: (row[s]["seconds"] - row["greedy"]["seconds"]) / whole if whole else None for s in ("hybrid", "dp")}
+        gains.append(gain / row["greedy"]["ms"])
+        kept += [part] if part is not None else []
+        added += [more["hybrid"]] if more["hybrid"] is not None else []
+        rows.append(
+            [
+                name,
+                *(number(row[s]["ms"], "{:.3f}") for s in ("greedy", "hybrid", "dp")),
+                number(None if part is None else 100 * part, "{:.0f} %"),
+                *(number(None if more[s] is None else 100 * more[s], "{:.1f} %") for s in ("hybrid", "dp")),
+            ]
+        )
+    headings = ["network", "greedy, ms", "hybrid, ms", "dp, ms", "hybrid keeps of dp's gain", "hybrid adds", "dp adds"]
+    parts = [table(headings, rows)]
+    if kept and added:
+        good = sum(k >= KEPT for k in kept)
+        parts.append(
+            f"Hybrid keeps at least {100 * KEPT:.0f} % of dp's gain on {good} of {len(kept)} networks"
+            f" ({100 * sum(kept) / len(kept):.0f} % on average) and adds {100 * max(added):.1f} % to greedy's compile"
+            f" at most (wanted: {100 * ADDED:.0f} %). dp's gain is {100 * sum(gains) / len(gains):.1f} % of greedy's"
+            " predicted latency on average.\n"
+        )
+    return "\n".join(parts)
+
+
+def card_part(card: Mapping[str, Any]) -> str:
+    """What was trained on."""
+    data, training = card["data"], card["training"]
+    trees = sum(m["trees"] for m in card["members"])
+    return (
+        f"Trained on {data['records']} records ({data['rows']} latencies, {data['cold_rows']} with cold weights)"
+        f" of {data['workloads']} workloads of {', '.join(data['models'])}; data hash `{data['hash']}`, features of"
+        f" version {card['features']['version']}, {training['members']} members, {trees} trees. The card is"
+        " [models/cpu/card.md](../models/cpu/card.md).\n"
+    )
+
+
+def page(card: Mapping[str, Any], summary: Mapping[str, Any], study: Mapping[str, Any] | None, found: Any) -> str:
+    """docs/learning.md."""
+    from autofuse.report.learning import evaluation_page, study_page
+
+    parts: Sequence[str] = [
+        "# Learning\n",
+        "Written by `scripts/learning_page.py` from data/ and models/; not to be edited.\n",
+        card_part(card),
+        "![predicted against measured](../models/cpu/predicted.svg)\n",
+        evaluation_page(summary, "## Evaluation\n").replace("\n## ", "\n### "),
+        *(["## Thresholds\n", study_page(study)] if study is not None else []),
+        *(["## Strategies\n", strategies_part(found)] if found is not None else []),
+        "## Features\n",
+        "`log2 x` means log2(1 + x), `ln s` the natural logarithm of seconds.\n",
+        features_table(),
+    ]
+    return "\n".join(parts)
+
+
+def main() -> int:
+    """Plan with each strategy if asked, then write the page."""
+    from autofuse.report.results import write_json, write_text
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--strategies", action="store_true", help="plan with dp, hybrid and greedy anew")
+    options = parser.parse_args()
+    if options.strategies:
+        write_json(STRATEGIES, strategies())
+
+    def there(path: Path) -> Any:
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    card, summary = there(PREDICTOR / "card.json"), there(PREDICTOR / "evaluation.json")
+    if card is None or summary is None:
+        raise SystemExit(f"{PREDICTOR} holds no evaluated predictor: run scripts/learn.sh")
+    write_text(PAGE, page(card, summary, there(RESULTS / "tuning.json"), there(STRATEGIES)))
+    print(f"wrote {PAGE}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,230 @@
+"""Evaluation of predictors: splits that share nothing, noise, regret of plans on measured kernels, the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from learn_networks import fill_from, seconds, truth
+from learn_stores import FAMILY, MACHINE, RECORDED, family_of, fill, synthetic_store
+from small_network import here, small_network
+
+from autofuse.cost import AnalyticalCostModel, Candidate, CostModel
+from autofuse.learn import (
+    Dataset,
+    LearnedCostModel,
+    TrainSettings,
+    build_dataset,
+    save_predictor,
+    train_predictor,
+)
+from autofuse.learn.boosting import TreeSettings
+from autofuse.learn.evaluate import evaluate
+from autofuse.learn.evaluation import evaluate_splits, evaluate_unseen, kinds, noise_floor, settings_of
+from autofuse.learn.plans import MeasuredKernels, NetworkPlans, OnlyMeasured, regrets, worth
+from autofuse.learn.splits import kinds_of_networks, leave_hardware_out, leave_one_family_out
+from autofuse.records import MemoryStore, SqliteStore
+from autofuse.records.store import RecordStore
+from autofuse.target.fingerprint import fingerprint
+from autofuse.target.hardware_file import load_hardware
+from autofuse.target.registry import resolve
+
+QUICK = TrainSettings(members=2, trees=TreeSettings(rounds=12, eta=0.3))
+KEYS = {"mape", "tau_within", "tau_across", "plan_regret", "end_to_end_error"}
+
+
+def dataset_of(store: RecordStore) -> Dataset:
+    return build_dataset(store, descriptions={RECORDED.digest: MACHINE}, family_of=family_of)
+
+
+@pytest.fixture(scope="module")
+def data() -> Dataset:
+    return dataset_of(synthetic_store(limit=40, times=2))
+
+
+class TestSplits:
+    def test_a_family_of_networks_is_left_out_whole(self) -> None:
+        keys = ["a", "b", "c", "c", "d"]
+        models = [("cnn1",), ("cnn1", "bert"), ("cnn2",), ("cnn2",), ("bert",)]
+        kinds = {"cnn1": "cnn", "cnn2": "cnn", "bert": "transformer"}
+        splits = {s.name: s for s in leave_one_family_out(keys, models, kinds)}
+        assert sorted(splits) == ["cnn", "transformer"]
+        assert list(splits["cnn"].test) == [0, 2, 3] and list(splits["cnn"].train) == [1, 4]
+        assert list(splits["transformer"].test) == [4] and splits["transformer"].left_out == 1
+        assert not list(leave_one_family_out(keys, models, dict.fromkeys(kinds, "cnn")))
+
+    def test_other_hardware_shares_no_workload_with_training(self) -> None:
+        keys = [f"w{i % 9}" for i in range(36)]
+        hardware = ["a"] * 18 + ["b"] * 18
+        tested: dict[str, list[int]] = {}
+        for split in leave_hardware_out(keys, hardware, 3):
+            assert {hardware[i] for i in split.test} == {split.name}
+            assert split.name not in {hardware[i] for i in split.train}
+            assert not {keys[i] for i in split.train} & {keys[i] for i in split.test}
+            tested.setdefault(split.name, []).extend(split.test)
+        assert sorted(tested["a"]) == list(range(18)) and sorted(tested["b"]) == list(range(18, 36))
+        assert not list(leave_hardware_out(keys, ["a"] * 36, 3))
+
+    def test_networks_are_told_apart_by_what_multiplies(self, data: Dataset) -> None:
+        found = kinds_of_networks([("x",), ("x", "y"), ("y",)], np.array([9.0, 1, 0]), np.array([0.0, 2, 1]))
+        assert found == {"x": "cnn", "y": "transformer"}
+        assert set(kinds(data).values()) == {"transformer"}  # its groups are products
+
+
+class TestFigures:
+    def test_every_split_beats_the_analytical_model_and_is_no_better_than_noise(self, data: Dataset) -> None:
+        noise = noise_floor(data)
+        assert noise is not None and 0.005 < noise.mape < 0.03 and (noise.tau_within or 0) > 0.9
+        splits = evaluate_splits(data, QUICK, MACHINE)
+        assert set(splits) == {"workload", *(f"network/{name}" for name in ("net0", "net1", "net2", "net3"))}
+        for tested in splits.values():
+            learned, scaled = tested.models["learned"], tested.models["analytical_scaled"]
+            assert noise.mape < learned.mape < scaled.mape < tested.models["analytical"].mape
+            assert learned.rows == scaled.rows and 0.3 < tested.predicted <= 1
+        assert splits["workload"].models["learned"].rows == len(data)
+        assert splits["network/net1"].left_out > 0  # workloads that it shares with others
+
+    def test_rows_of_workloads_that_were_trained_on_are_not_tested(self, data: Dataset) -> None:
+        trained = train_predictor(data, QUICK)
+        model = LearnedCostModel(trained.card, trained.files, MACHINE)
+        unseen = dataset_of(fill(MemoryStore(), start=30, limit=55, networks="other", seed=3))
+        tested, overlap = evaluate_unseen(model, data, unseen)
+        assert tested is not None and 0 < overlap == sum(key < "w040" for key in unseen.workloads)
+        assert tested.models["learned"].rows == len(unseen) - overlap
+        assert tested.models["learned"].workloads == 15
+        assert evaluate_unseen(model, data, data) == (None, len(data))
+
+    def test_a_predictor_is_trained_again_as_it_was(self, data: Dataset) -> None:
+        assert settings_of(train_predictor(data, QUICK).card) == QUICK
+
+    def test_there_is_no_noise_without_repeated_measurements(self) -> None:
+        assert noise_floor(dataset_of(synthetic_store(limit=4))) is None
+
+
+class Exact(CostModel):
+    """Knows what kernels take."""
+
+    name = "exact"
+
+    def __init__(self, network: NetworkPlans, sign: float = 1.0) -> None:
+        self.network = network
+        self.sign = sign
+
+    def costs(self, candidates: list[Candidate]) -> np.ndarray:  # type: ignore[override]
+        exact = seconds(candidates, self.network.hardware)
+        return exact if self.sign > 0 else 1e-9 / exact
+
+
+@pytest.fixture(scope="module")
+def planned(network: Path) -> NetworkPlans:
+    return NetworkPlans.of_model(str(network), load_hardware(resolve("llvm", 2)))
+
+
+class TestRegret:
+    def test_the_plan_of_exact_costs_has_no_regret_and_the_worst_has(self, planned: NetworkPlans) -> None:
+        row = fingerprint(2)
+        kernels = MeasuredKernels(fill_from(MemoryStore(), [planned], row, noise=0.0, times=2), row.digest)
+        found = regrets(planned, kernels, {"exact": Exact(planned), "wrong": Exact(planned, sign=-1)})
+        assert found["exact"].regret == found["exact"].same == 0
+        assert found["wrong"].regret > 0.05 and found["wrong"].regret == pytest.approx(found["wrong"].same)
+        assert found["exact"].worth.once == 0 and found["exact"].worth.kernels > 1
+
+    def test_another_measurement_judges_than_the_one_that_chose(self, planned: NetworkPlans) -> None:
+        """With much noise the plan that the noise chose looks better by that noise than by another."""
+        row = fingerprint(2)
+        kernels = MeasuredKernels(fill_from(MemoryStore(), [planned], row, noise=0.5, times=2), row.digest)
+        best = worth(planned.plan(OnlyMeasured(kernels, planned.hardware, False)), planned, kernels)
+        assert best.newest < best.before
+        found = regrets(planned, kernels, {"exact": Exact(planned)})["exact"]
+        assert found.regret < found.same and found.same >= 0
+
+    def test_plans_hold_kernels_without_a_record_only_where_nothing_else_is_there(self, planned: NetworkPlans) -> None:
+        row = fingerprint(2)
+        store = fill_from(MemoryStore(), [planned], row)
+        kernels = MeasuredKernels(store, row.digest)
+        best = planned.plan(OnlyMeasured(kernels, planned.hardware, False))
+        used = {(c.group.members, c.family) for c in best.choices}
+        gone = next(c for c in best.choices if planned.candidate(c) is not None and len(c.group.members) > 1)
+        from autofuse.graph.keys import workload_key
+
+        store.drop([r.digest for r in store.records(workload=workload_key(gone.group))])
+        kernels = MeasuredKernels(store, row.digest)
+        other = planned.plan(OnlyMeasured(kernels, planned.hardware, False))
+        assert (gone.group.members, gone.family) in used
+        assert gone.group.members not in {c.group.members for c in other.choices}
+        assert worth(other, planned, kernels).unmeasured == 0
+        nothing = MeasuredKernels(MemoryStore(), row.digest)
+        bare = planned.plan(OnlyMeasured(nothing, planned.hardware, False))
+        assert worth(bare, planned, nothing).unmeasured == worth(bare, planned, nothing).kernels > 0
+
+
+class TestCommand:
+    def test_networks_that_were_not_seen(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """From stores to the figures: trained on two sizes of a network, tested on a third, which is run."""
+        monkeypatch.setenv("AUTOFUSE_HOME", str(tmp_path / "home"))
+        hardware, row = load_hardware(resolve("llvm", 2)), fingerprint(2)
+        plans = []
+        for size in (16, 24, 40):
+            onnx.save(small_network(size), tmp_path / f"net{size}.onnx")
+            plans.append(NetworkPlans.of_model(str(tmp_path / f"net{size}.onnx"), hardware))
+        db, unseen, out = tmp_path / "a.db", tmp_path / "b.db", tmp_path / "p"
+        with SqliteStore(db) as store:
+            fill_from(store, plans[:2], row, times=2)
+            trained = train_predictor(build_dataset(store, descriptions={row.digest: hardware}), QUICK)
+        save_predictor(trained, out)
+        with SqliteStore(unseen) as store:
+            store.keep_for_evaluation()
+            fill_from(store, plans[2:], row, times=2, seed=1)
+        arguments = ("evaluate", "--db", db, "--unseen", unseen, "--predictor", out)
+        assert here(*arguments, "--json", "-o", tmp_path / "all.json") == 0
+        report = json.loads(capsys.readouterr().out)
+        assert set(report) == {"noise_floor", "splits", "unseen_networks", "analytical"}
+        assert set(report["noise_floor"]) == {"mape", "tau_within"} and report["noise_floor"]["mape"] < 0.03
+        assert set(report["unseen_networks"]) == set(report["analytical"]["unseen_networks"]) == KEYS
+        learned, analytical = report["unseen_networks"], report["analytical"]["unseen_networks"]
+        assert learned["mape"] < analytical["mape"] and -0.05 < learned["plan_regret"] < 0.3
+        assert learned["end_to_end_error"] >= 0 and analytical["end_to_end_error"] >= 0
+        (network,) = report["splits"]["unseen"]["networks"].values()
+        assert network["covered"] == 1 and network["measured_ms"] > 0 and network["kernels_measured_once"] == 0
+        assert set(network["plan_regret"]) == {"learned", "learned_and_records", "records", "analytical"}
+        assert json.loads((tmp_path / "all.json").read_text()) == report
+        assert here(*arguments, "--no-run", "--no-splits") == 0
+        text = capsys.readouterr().out
+        assert "unseen networks" in text and "noise" in text and "regret" in text
+
+    def test_bad_input_is_one_line(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        kept = tmp_path / "kept.db"
+        with SqliteStore(kept) as store:
+            store.keep_for_evaluation()
+            fill(store, limit=3)
+        data = dataset_of(synthetic_store(limit=12))
+        save_predictor(train_predictor(data, QUICK), tmp_path / "p")
+        for arguments, words in (
+            (("--db", tmp_path / "no.db", "--predictor", tmp_path / "p"), "there is no record store"),
+            (("--db", kept, "--predictor", tmp_path / "q"), "there is no predictor"),
+            (("--db", kept, "--predictor", tmp_path / "p"), "kept for evaluation alone"),
+        ):
+            assert here("evaluate", *arguments) == 2
+            captured = capsys.readouterr()
+            assert words in captured.err and captured.err.count("\n") == 1 and captured.out == ""
+
+    def test_other_records_than_those_trained_on_are_told(self, tmp_path: Path) -> None:
+        db = tmp_path / "a.db"
+        with SqliteStore(db) as store:
+            fill(store, limit=12)
+        save_predictor(train_predictor(dataset_of(synthetic_store(limit=12, seed=5)), QUICK), tmp_path / "p")
+        with pytest.warns(UserWarning, match="trained on other records"):
+            found = evaluate(db, None, tmp_path / "p", splits=False, family_of=family_of)
+        assert found.summary()["unseen_networks"]["mape"] is None and found.noise is None
+
+
+def test_the_law_is_not_the_analytical_models(planned: NetworkPlans) -> None:
+    """Else every test above would be passed by a predictor that learned nothing."""
+    candidates = planned.candidates()
+    assert np.ptp([truth(c) for c in candidates]) > 0.5 and FAMILY.name not in {c.family.name for c in candidates}
+    assert (AnalyticalCostModel(planned.hardware).costs(candidates) > 0).all()

@@ -1,0 +1,65 @@
+"""Networks kept as data are planned again as they were, and a change of plan is seen."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from autofuse.cost import AnalyticalCostModel
+from autofuse.errors import PlanError
+from autofuse.learn.plans import NetworkPlans
+from autofuse.learn.replay_plans import Replayable, differences, kernels_of, read, renumbered, save
+from autofuse.target.hardware_file import load_hardware
+from autofuse.target.registry import resolve
+
+ROOT = Path(__file__).parent.parent
+FILES = sorted((ROOT / "data" / "plans").glob("*.json.gz"))
+
+
+@pytest.fixture(scope="module")
+def planned(network: Path) -> NetworkPlans:
+    return NetworkPlans.of_model(str(network), load_hardware(resolve("llvm", 2)))
+
+
+def test_a_network_from_its_file_is_planned_as_the_network_itself(planned: NetworkPlans, tmp_path: Path) -> None:
+    hardware = planned.hardware
+    costs = AnalyticalCostModel(hardware)
+    graph, greedy = renumbered(planned)
+    plan = planned.plan(costs)
+    kept = Replayable("net", "digest", graph, greedy, kernels_of(plan), plan.cost)
+    save(kept, tmp_path / "plans" / "net.json.gz")
+    again = read(tmp_path / "plans" / "net.json.gz")
+    assert (again.name, again.hardware, again.greedy, again.seconds) == ("net", "digest", greedy, plan.cost)
+    found = again.network(hardware).plan(costs)
+    assert found.cost == pytest.approx(plan.cost, rel=1e-12)
+    assert [c.group.members for c in found.choices] == [c.group.members for c in plan.choices]
+    assert [(c.family, c.config) for c in found.choices] == [(c.family, c.config) for c in plan.choices]
+    save(again, tmp_path / "again.json.gz")
+    assert (tmp_path / "again.json.gz").read_bytes() == (tmp_path / "plans" / "net.json.gz").read_bytes()
+
+
+def test_another_plan_is_seen(planned: NetworkPlans) -> None:
+    costs = AnalyticalCostModel(planned.hardware)
+    one, other = (kernels_of(planned.plan(costs, strategy)) for strategy in ("dp", "none"))
+    assert differences(one, one) == []
+    lines = differences(one, other)
+    assert {line[0] for line in lines} == {"-", "+"} and any("softmax" in line for line in lines)
+
+
+def test_another_file_is_refused_in_one_line(tmp_path: Path) -> None:
+    for content in (b"", b"nonsense", b"\x1f\x8b"):
+        (tmp_path / "x.json.gz").write_bytes(content)
+        with pytest.raises(PlanError, match=r"scripts/replay\.py") as caught:
+            read(tmp_path / "x.json.gz")
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", FILES, ids=[p.name.removesuffix(".json.gz") for p in FILES])
+def test_the_plans_of_data_are_what_records_and_predictor_give(path: Path) -> None:
+    """A change of plan is no fault: look at it, then `python scripts/replay.py --write`."""
+    sys.path.insert(0, str(ROOT / "scripts"))
+    import replay
+
+    assert replay.compare(path) == []
