@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -384,6 +385,7 @@ def generate(
         "strategy_reason": result.reason,
         "cost_model": asked,
         "records": {"groups": recorded, "of": len(result.choices)} if uses_records else None,
+        "cost_sources": dict(sorted(Counter(c.source for c in result.choices).items())),
         "inputs": [
             {"name": n, "shape": list(s), "dtype": d}
             for n, s, d in zip(prepared.input_names, prepared.input_shapes, prepared.input_dtypes, strict=True)

@@ -86,7 +86,9 @@ def test_a_run_hands_the_settings_on_and_keeps_its_counts(monkeypatch: pytest.Mo
         return begin([sys.executable, "-c", f"print({said!r})"], **how)
 
     monkeypatch.setattr(collect_data.subprocess, "Popen", run)
-    options = argparse.Namespace(configs=3, explore=1, per_model=5, per_unseen=9, again=7, threads=0, budget="2h")
+    options = argparse.Namespace(
+        configs=3, explore=1, per_model=5, per_unseen=9, again=7, again_unseen=3, threads=0, budget="2h"
+    )
     kept = collect_data.collect(Path("x.db"), ["vgg16", "gpt2"], options, evaluation=True)
     (command,) = asked
     text = " ".join(command)
@@ -111,7 +113,9 @@ time.sleep(30)
     monkeypatch.setattr(
         collect_data.subprocess, "Popen", lambda _, **how: begin([sys.executable, "-c", program], **how)
     )
-    options = argparse.Namespace(configs=3, explore=1, per_model=5, per_unseen=9, again=7, threads=0, budget=None)
+    options = argparse.Namespace(
+        configs=3, explore=1, per_model=5, per_unseen=9, again=7, again_unseen=3, threads=0, budget=None
+    )
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     assert collect_data.collect(Path("x.db"), ["vgg16"], options, evaluation=False)["interrupted"]
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
@@ -127,7 +131,9 @@ def test_an_interrupt_that_the_script_was_started_without_reaches_the_collection
     monkeypatch.setattr(
         collect_data.subprocess, "Popen", lambda _, **how: begin([sys.executable, "-c", program], **how)
     )
-    options = argparse.Namespace(configs=3, explore=1, per_model=5, per_unseen=9, again=7, threads=0, budget=None)
+    options = argparse.Namespace(
+        configs=3, explore=1, per_model=5, per_unseen=9, again=7, again_unseen=3, threads=0, budget=None
+    )
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         assert collect_data.collect(Path("x.db"), ["vgg16"], options, evaluation=False)["measured"] == 5400

@@ -28,6 +28,7 @@ from autofuse.learn.plans import MeasuredKernels, NetworkPlans, OnlyMeasured, re
 from autofuse.learn.splits import kinds_of_networks, leave_hardware_out, leave_one_family_out
 from autofuse.records import MemoryStore, SqliteStore
 from autofuse.records.store import RecordStore
+from autofuse.report.learning import evaluation_page, verdict
 from autofuse.target.fingerprint import fingerprint
 from autofuse.target.hardware_file import load_hardware
 from autofuse.target.registry import resolve
@@ -193,8 +194,14 @@ class TestCommand:
         assert network["covered"] == 1 and network["measured_ms"] > 0 and network["kernels_measured_once"] == 0
         assert set(network["plan_regret"]) == {"learned", "learned_and_records", "records", "analytical"}
         assert json.loads((tmp_path / "all.json").read_text()) == report
-        assert here(*arguments, "--no-run", "--no-splits") == 0
+        text = evaluation_page(report)
+        assert "net40.onnx" in text and "without the" not in text and "plan regret, unseen networks" in text
+        assert "the predictor alone beats the analytical model in MAPE" in verdict(report)
+        assert here(*arguments, "--no-run", "--no-splits", "--save") == 0
         text = capsys.readouterr().out
+        kept = json.loads((out / "evaluation.json").read_text())
+        assert kept["noise_floor"] == report["noise_floor"] and kept["unseen_networks"]["end_to_end_error"] is None
+        assert (out / "evaluation.md").read_text().startswith("# Evaluation")
         assert "unseen networks" in text and "noise" in text and "regret" in text
 
     def test_bad_input_is_one_line(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ from autofuse.cost import AnalyticalCostModel, Candidate, CostModel
 from autofuse.errors import PlanError
 from autofuse.graph.model import Graph, Group
 from autofuse.records import SqliteStore
+from autofuse.report.learning import study_page
 from autofuse.schedule.family import Configuration
 from autofuse.search.candidates import search_problem
 from autofuse.search.dp import DPStrategy
@@ -368,6 +369,9 @@ class TestCommand:
         assert asdict(load_thresholds(out)) == report["chosen"]["thresholds"]
         assert report["chosen"]["search_seconds"] <= report["default"]["search_seconds"]
         assert all(math.isfinite(o["plan_cost"]) for o in report["pareto"])
+        assert run(*arguments, "--each", "--check", str(model), "--json") == 0
+        page = study_page(json.loads(capsys.readouterr().out))
+        assert all(f"| {name} |" in page for name in SPACE) and "did not see" in page and "changes nothing" in page
         assert run(*arguments, "--each", "--check", str(model)) == 0
         text = capsys.readouterr().out
         assert "4 trials (0 new)" in text and "max_group_size" in text and "(changes nothing)" in text

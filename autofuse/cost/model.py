@@ -35,6 +35,13 @@ class CostModel(abc.ABC):
         An empty sequence gives an empty array. The result does not depend on what else is in the batch.
         """
 
+    def prefilter(self, candidates: Sequence[Candidate]) -> NDArray[np.float64] | None:
+        """A cheaper model's seconds, to leave out hopeless candidates by before `costs` is asked; 0 for what is known.
+
+        None if there is no cheaper one.
+        """
+        return None
+
     def uncertainty(self, candidates: Sequence[Candidate]) -> NDArray[np.float64] | None:
         """For each candidate the expected error of its cost's logarithm, >= 0; None if the model cannot tell."""
         return None

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autofuse.cost.features import feature_names
 from autofuse.learn.splits import grouped_folds
 
 SQUARED: Mapping[str, Any] = {"objective": "reg:squarederror"}
@@ -69,10 +68,9 @@ def fit(
         "nthread": 1,
         "verbosity": 0,
     }
-    names = feature_names()
+    # Without names: XGBoost would hand all of them over again in every round.
     fitted, stop = (
-        xgboost.DMatrix(features[rows], target[rows], weight=weights[rows], feature_names=names, nthread=1)
-        for rows in (~held, held)
+        xgboost.DMatrix(features[rows], target[rows], weight=weights[rows], nthread=1) for rows in (~held, held)
     )
     booster = xgboost.train(
         parameters,
@@ -103,7 +101,7 @@ def contributions(models: Sequence[bytes], features: NDArray[np.float32]) -> NDA
     """
     import xgboost
 
-    rows = xgboost.DMatrix(features, feature_names=feature_names(), nthread=1)
+    rows = xgboost.DMatrix(features, nthread=1)
     total = np.zeros(features.shape)
     for model in models:
         booster = xgboost.Booster(model_file=bytearray(model))

@@ -15,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from autofuse.cost.analytical import AnalyticalCostModel
 from autofuse.cost.features import extract, feature_names
 from autofuse.cost.model import Candidate, CostModel
 from autofuse.errors import PredictorError
@@ -72,6 +73,10 @@ class LearnedCostModel(CostModel):
     def costs(self, candidates: Sequence[Candidate]) -> NDArray[np.float64]:
         """Seconds of each candidate; see CostModel."""
         return self.predict(candidates).seconds
+
+    def prefilter(self, candidates: Sequence[Candidate]) -> NDArray[np.float64]:
+        """What the analytical model says: trees may be wrong about configurations that nobody would have measured."""
+        return AnalyticalCostModel(self.hardware, self.cold).costs(candidates)
 
     def sources(self, candidates: Sequence[Candidate]) -> list[str]:
         """ "predicted", or "analytical" where the predictor is not trusted."""

@@ -54,6 +54,16 @@ class RecordedCostModel(CostModel):
             costs[missing] = self.fallback.costs([candidates[i] for i in missing])
         return costs
 
+    def prefilter(self, candidates: Sequence[Candidate]) -> NDArray[np.float64] | None:
+        """0 for what is recorded, the fallback's for the rest."""
+        missing = [i for i, measured in enumerate(self._find(candidates)) if measured is None]
+        rest = self.fallback.prefilter([candidates[i] for i in missing])
+        if rest is None:
+            return None
+        found = np.zeros(len(candidates))
+        found[missing] = rest
+        return found
+
     def uncertainty(self, candidates: Sequence[Candidate]) -> NDArray[np.float64] | None:
         """None of what is recorded, the fallback's of the rest."""
         missing = [i for i, measured in enumerate(self._find(candidates)) if measured is None]

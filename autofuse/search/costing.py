@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autofuse.cost.model import Candidate, CostModel
 from autofuse.graph.model import Graph, Group
@@ -55,7 +56,7 @@ def choices_of(
     their traffic: every plan has them, so that this never decides anything. A single operator stays even if the cost
     model knows none of its configurations to work.
     """
-    best = _best_of_each(found, cost_model, hardware, key, thresholds.uncertainty_margin)
+    best = _best_of_each(found, cost_model, hardware, key, thresholds)
     choices = []
     for legal in found:
         cost, family, config, source, name = best[legal.signature]
@@ -89,12 +90,17 @@ def choices_of(
 
 
 def _best_of_each(
-    found: Sequence[_Legal], cost_model: CostModel, hardware: Hardware, key: KeyFunction | None, margin: float
+    found: Sequence[_Legal],
+    cost_model: CostModel,
+    hardware: Hardware,
+    key: KeyFunction | None,
+    thresholds: Thresholds,
 ) -> dict[Hashable, tuple[float, str, str, str, str]]:
     """Signature → cost, family, configuration, source of the cost, workload key.
 
-    Families beside the one that took a group compete with it: the cheapest configuration decides. margin: expected
-    errors that are added to each cost, where the model knows them.
+    Families beside the one that took a group compete with it: the cheapest configuration decides. Configurations that
+    the cost model's prefilter finds dearer than `prefilter_ratio` times the group's best are not asked for; costs have
+    `uncertainty_margin` of their expected errors added.
     """
     first: dict[Hashable, _Legal] = {}
     for legal in found:
@@ -107,10 +113,7 @@ def _best_of_each(
         for family in (legal.family, *beside(families(hardware.kind), legal.family, group, hardware)):
             candidates.extend([Candidate(group, family, c) for c in family.configs(group, hardware)])
         spans[signature] = (start, len(candidates))
-    costs = cost_model.costs(candidates)
-    errors = cost_model.uncertainty(candidates) if margin else None
-    if errors is not None:
-        costs = costs * np.exp(margin * errors)
+    costs = _costs(cost_model, candidates, list(spans.values()), thresholds)
     picks = [start + int(np.argmin(costs[start:end])) for start, end in spans.values()]
     sources = cost_model.sources([candidates[i] for i in picks])
     result = {}
@@ -119,3 +122,25 @@ def _best_of_each(
         chosen = candidates[i]
         result[signature] = (float(costs[i]), chosen.family.name, chosen.config.text, source, name)
     return result
+
+
+def _costs(
+    cost_model: CostModel, candidates: list[Candidate], spans: Sequence[tuple[int, int]], thresholds: Thresholds
+) -> NDArray[np.float64]:
+    """What each candidate costs a search, infinite where the prefilter leaves it out; spans: candidates of a group."""
+    kept = np.ones(len(candidates), bool)
+    looks = cost_model.prefilter(candidates)
+    if looks is not None:
+        for start, end in spans:
+            some = looks[start:end]
+            known = some[some > 0]
+            # What is recorded is known, whatever the cheaper model thinks of it.
+            kept[start:end] = some <= max(1.0, thresholds.prefilter_ratio) * known.min(initial=np.inf)
+    asked = candidates if kept.all() else [c for c, keep in zip(candidates, kept, strict=True) if keep]
+    costs = np.full(len(candidates), np.inf)
+    costs[kept] = cost_model.costs(asked)
+    margin = thresholds.uncertainty_margin
+    errors = cost_model.uncertainty(asked) if margin else None
+    if errors is not None:
+        costs[kept] *= np.exp(margin * errors)
+    return costs

@@ -97,7 +97,9 @@ class Thresholds:
     # A partial plan is dropped when its cost + lower bound exceeds this times the best known. The bound holds, so that
     # 1 loses nothing, and what is over 1 acts as 1.
     abort_factor: float = 2.0
-    prefilter_ratio: float = 4.0  # a group dearer than this times the sum of its members alone is dropped
+    # A group dearer than this times the sum of its members alone is dropped, and a configuration that the analytical
+    # model has for dearer than this times the group's best before another model is asked.
+    prefilter_ratio: float = 4.0
     states_per_region: int = 20_000  # states of one region before the search turns greedy in it
     recompute_members: int = 2  # cheap producers that one group may recompute
     frontier_values: int = 3  # values left unmaterialised in a state

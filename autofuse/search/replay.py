@@ -34,6 +34,7 @@ class ReplayedCosts(CostModel):
     def __init__(self, base: CostModel) -> None:
         self._base = base
         self._known: dict[tuple[Group, str, Configuration], tuple[float, str, float | None]] = {}
+        self._looks: dict[tuple[Group, str, Configuration], float] | None = {}
         self.asked = 0
 
     def _find(self, candidates: Sequence[Candidate]) -> list[tuple[float, str, float | None]]:
@@ -47,6 +48,20 @@ class ReplayedCosts(CostModel):
             for i, cost, source, error in zip(new, costs, self._base.sources(missing), told, strict=True):
                 self._known[keys[i]] = (float(cost), source, error)
         return [self._known[key] for key in keys]
+
+    def prefilter(self, candidates: Sequence[Candidate]) -> NDArray[np.float64] | None:
+        """The base model's, each asked for once."""
+        if self._looks is None:
+            return None
+        keys = [(c.group, c.family.name, c.config) for c in candidates]
+        new = [i for i, key in enumerate(keys) if key not in self._looks]
+        if new:
+            looks = self._base.prefilter([candidates[i] for i in new])
+            if looks is None:
+                self._looks = None
+                return None
+            self._looks.update(zip([keys[i] for i in new], map(float, looks), strict=True))
+        return np.array([self._looks[key] for key in keys], np.float64)
 
     def costs(self, candidates: Sequence[Candidate]) -> NDArray[np.float64]:
         """Seconds of each candidate; see CostModel."""
