@@ -33,7 +33,7 @@ from autofuse.target.fingerprint import fingerprint
 from autofuse.target.hardware_file import load_hardware
 from autofuse.target.registry import resolve
 
-QUICK = TrainSettings(members=2, trees=TreeSettings(rounds=12, eta=0.3))
+QUICK = TrainSettings(members=2, trees=TreeSettings(rounds=8, eta=0.4))
 KEYS = {"mape", "tau_within", "tau_across", "plan_regret", "end_to_end_error"}
 
 
@@ -170,7 +170,7 @@ class TestCommand:
         monkeypatch.setenv("AUTOFUSE_HOME", str(tmp_path / "home"))
         hardware, row = load_hardware(resolve("llvm", 2)), fingerprint(2)
         plans = []
-        for size in (16, 24, 40):
+        for size in (16, 24, 40):  # trained on two
             onnx.save(small_network(size), tmp_path / f"net{size}.onnx")
             plans.append(NetworkPlans.of_model(str(tmp_path / f"net{size}.onnx"), hardware))
         db, unseen, out = tmp_path / "a.db", tmp_path / "b.db", tmp_path / "p"

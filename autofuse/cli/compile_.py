@@ -61,8 +61,9 @@ def command(
         f"{report['model']}: {report['operators']} operators in {report['kernels']} kernels"
         f" (fusion ratio {report['fusion_ratio']:.2f}), predicted {report['predicted_ms']:.3f} ms"
     )
-    if report["cost_sources"].keys() - {"analytical"}:
-        sources = ", ".join(f"{count} {source}" for source, count in report["cost_sources"].items())
+    known = executable.description["cost_sources"]
+    if known.keys() - {"analytical"}:
+        sources = ", ".join(f"{count} {source}" for source, count in known.items())
         click.echo(f"costs of its groups: {sources}")
     if executable.description["strategy_reason"]:
         click.echo(f"strategy {executable.description['strategy_reason']}")
@@ -86,7 +87,7 @@ def _check_linker(arguments: dict[str, Any]) -> None:
 def summary(description: dict[str, Any], output: str | None) -> dict[str, Any]:
     """What `--json` prints."""
     keys = (
-        "model", "target", "strategy", "cost_model", "records", "cost_sources", "operators", "kernels", "fusion_ratio",
-        "seconds", "search", "predicted_ms", "peak_memory_mb",
+        "model", "target", "strategy", "cost_model", "records", "operators", "kernels", "fusion_ratio", "seconds",
+        "search", "predicted_ms", "peak_memory_mb",
     )  # fmt: skip
     return {**{k: description[k] for k in keys}, "output": output}
