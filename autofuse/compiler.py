@@ -85,9 +85,10 @@ def analyse(
 ) -> Analysed:
     """Prepare and lower a model and build its graph. Raises ModelError, InputError, TargetError."""
     from autofuse.target.hardware_file import load_hardware
-    from autofuse.target.registry import resolve
+    from autofuse.target.registry import check_whole, resolve
 
     chosen = resolve(target, threads)
+    check_whole(chosen)
     return _analyse(model, chosen, load_hardware(chosen), input_shapes, batch, progress or (lambda _: None), dump_ir)
 
 

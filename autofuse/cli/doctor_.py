@@ -33,6 +33,9 @@ def command(target: str, threads: int | None, calibrate: bool, as_json: bool) ->
     from autofuse.target.host import read_host
 
     chosen = resolve(target, threads)
+    if chosen.device == "gpu":
+        _gpu(chosen, calibrate, as_json)
+        return
     row = fingerprint(chosen.threads)
     here = is_host(chosen)
     if calibrate and not here:
@@ -96,6 +99,18 @@ def command(target: str, threads: int | None, calibrate: bool, as_json: bool) ->
             click.echo(f"{name:13s} missing ({hint})")
         else:
             click.echo(f"{name:13s} {version}")
+
+
+def _gpu(chosen: Any, calibrate: bool, as_json: bool) -> None:
+    from autofuse.cli.doctor_gpu import gpu_report, print_gpu
+
+    if calibrate:
+        raise TargetError(f"{chosen.card or chosen.mcpu} cannot be calibrated: its description is a data file")
+    if as_json:
+        packages = {name: _version(name) for name in _PACKAGES}
+        print_json({**gpu_report(chosen), "python": sys.version.split()[0], "packages": packages})
+    else:
+        print_gpu(chosen)
 
 
 def _version(package: str) -> str | None:

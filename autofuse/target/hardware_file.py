@@ -98,8 +98,10 @@ def default_hardware(target: Target, host: HostCpu | None = None) -> Hardware:
     Round figures for a core with two arithmetic units, which a calibration replaces: 2 × lanes multiply-adds a cycle,
     half as many where they are two instructions; a vector and a half a cycle from L1 (two loads and a store at best),
     32 bytes from L2, 13 from L3; memory 10 GB/s a core, at least 20 and at most 80. `host` is given only if the target
-    is this machine.
+    is this machine. A GPU's description is its card's.
     """
+    if target.device == "gpu":
+        return target.gpu_hardware
     base = Hardware()
     host = host or HostCpu()
     hertz = max(host.frequency_hz, 2.0e9) if host.frequency_hz else base.frequency_hz
@@ -132,7 +134,9 @@ def default_hardware(target: Target, host: HostCpu | None = None) -> Hardware:
 
 
 def is_host(target: Target) -> bool:
-    """Whether this machine runs the target's code: architecture and instruction sets."""
+    """Whether this machine's CPU runs the target's code: architecture and instruction sets."""
+    if target.device == "gpu":
+        return False
     here = architecture_of(target.triple) == architecture_of()
     return here and bool(target.features) and not missing_features(target.features)
 

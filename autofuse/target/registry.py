@@ -1,6 +1,7 @@
-"""Targets: from what a user writes ("llvm", "llvm -mcpu=znver3", JSON) to a checked `Target`.
+"""Targets: from what a user writes ("llvm", "llvm -mcpu=znver3", "dcu", JSON) to a checked `Target`.
 
-TVM is imported only when LLVM has to be asked: the host's CPU name, whether a name is known, a CPU's features.
+`KINDS` says what there is for each kind of target. TVM is imported only when LLVM has to be asked: the host's CPU name,
+whether a name is known, a CPU's features.
 """
 
 from __future__ import annotations
@@ -14,22 +15,50 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from autofuse.errors import TargetError
-from autofuse.target.fingerprint import HardwareRow, fingerprint
+from autofuse.target.fingerprint import HardwareRow, fingerprint, tvm_version
+from autofuse.target.gpu import GpuChoice, choose, described, hardware_of, is_card
+from autofuse.target.hardware_gpu import GpuHardware
 from autofuse.target.host import ISA_FEATURES, VECTOR_UNITS, isa_of, processors, read_host
 
 if TYPE_CHECKING:
     import tvm.target
 
 _OPTIONS = ("mcpu", "mtriple", "mattr", "num-cores")
-_FORMS = 'known: "llvm" (this machine), "llvm -mcpu=NAME", {"kind": "llvm", "mcpu": "NAME"}'
+_FORMS = (
+    'known: "llvm" (this machine), "llvm -mcpu=NAME", "dcu", "dcu-z100", "rocm -mcpu=gfx906",'
+    ' {"kind": "llvm", "mcpu": "NAME"}'
+)
+
+
+@dataclass(frozen=True)
+class TargetKind:
+    """What there is for a kind of target. `device`: "cpu" or "gpu", which schedule families and cost models go by.
+
+    `builder`: the module of the function that makes code of one scheduled kernel. `whole`: whether a whole model can be
+    compiled into a file that runs. `runs`: how kernels are run and timed, for people.
+    """
+
+    name: str
+    device: str
+    builder: str
+    whole: bool
+    runs: str
+
+
+#: By the name that a target has in TVM.
+KINDS = {
+    "llvm": TargetKind("llvm", "cpu", "autofuse.codegen.build", True, "in a child process here, or through RPC"),
+    "rocm": TargetKind("rocm", "gpu", "autofuse.codegen.amdgpu", False, "not yet: kernels are compiled and inspected"),
+}
 
 
 @dataclass(frozen=True)
 class Target:
-    """A CPU to compile for. `triple` "" is this machine's.
+    """A CPU or GPU to compile for. `triple` "" is this machine's.
 
     `features` are the instruction sets that its code may use (LLVM names, sorted); `attributes` are LLVM's "+name" or
-    "-name" corrections to what `mcpu` implies, e.g. where a hypervisor hides AVX-512.
+    "-name" corrections to what `mcpu` implies, e.g. where a hypervisor hides AVX-512. Of a GPU, `mcpu` is what code is
+    generated for, `wave` the lanes that run in step, `card` its description's name, and `threads` the host's.
     """
 
     kind: str = "llvm"
@@ -38,25 +67,44 @@ class Target:
     threads: int = 1
     attributes: tuple[str, ...] = ()
     triple: str = ""
+    wave: int = 0
+    card: str = ""
+
+    @property
+    def device(self) -> str:
+        """ "cpu" or "gpu"."""
+        return KINDS[self.kind].device
 
     @property
     def isa(self) -> str:
-        """sse4, avx2, avx512 or neon."""
-        return isa_of(self.features)
+        """sse4, avx2, avx512 or neon; of a GPU what code is generated for, e.g. gfx906."""
+        return isa_of(self.features) if self.device == "cpu" else self.mcpu
+
+    @property
+    def gpu(self) -> GpuChoice:
+        """The GPU of a GPU target."""
+        return GpuChoice(self.mcpu, self.wave, self.card)
+
+    @property
+    def gpu_hardware(self) -> GpuHardware:
+        """The description of a GPU target's hardware."""
+        return hardware_of(self.gpu)
 
     @property
     def vector_bytes(self) -> int:
-        """Bytes of a vector register."""
-        return VECTOR_UNITS[self.isa][0]
+        """Bytes of a vector register; of a GPU, of the widest access of a lane."""
+        return VECTOR_UNITS[self.isa][0] if self.device == "cpu" else self.gpu_hardware.vector_bytes
 
     @property
     def vector_registers(self) -> int:
         """Number of vector registers."""
-        return VECTOR_UNITS[self.isa][1]
+        return VECTOR_UNITS[self.isa][1] if self.device == "cpu" else self.gpu_hardware.vector_registers
 
     @property
     def description(self) -> dict[str, object]:
-        """What TVM's Target takes; `resolve` takes it back as JSON."""
+        """What TVM's Target takes; `resolve` takes it back as JSON, for a card that of `text`."""
+        if self.device == "gpu":
+            return described(self.gpu)
         content: dict[str, object] = {"kind": self.kind, "mcpu": self.mcpu, "num-cores": self.threads}
         if self.attributes:
             content["mattr"] = list(self.attributes)
@@ -66,8 +114,11 @@ class Target:
 
     @property
     def text(self) -> str:
-        """`description` as one line of JSON, keys sorted."""
-        return json.dumps(self.description, sort_keys=True)
+        """`description`, and the card, as one line of JSON, keys sorted."""
+        content = {**self.description, **({"card": self.card} if self.card else {})}
+        if self.device == "gpu":
+            content["num-cores"] = self.threads
+        return json.dumps(content, sort_keys=True)
 
     def tvm_target(self) -> tvm.target.Target:
         """The same as TVM's own object (imports TVM)."""
@@ -118,8 +169,15 @@ def _split(text: str) -> dict[str, Any]:
             if not name.startswith("-") or not equals:
                 raise TargetError(f"target {text!r}: {word!r} is not of the form -name=value; {_FORMS}")
             options[name.lstrip("-")] = value
-    if options.get("kind") != "llvm":
+    kind = str(options.get("kind"))
+    if is_card(kind):
+        if len(options) > 1:
+            raise TargetError(f"target {text!r}: a card takes no options; for others write rocm -mcpu=NAME")
+        return options
+    if kind not in KINDS:
         raise TargetError(f"target kind {options.get('kind')!r} is unknown; {_FORMS}")
+    if kind != "llvm":
+        return options
     for name in options:
         if name != "kind" and name not in _OPTIONS:
             raise TargetError(f"target option {name!r} is unknown; known: {', '.join(_OPTIONS)}")
@@ -154,7 +212,8 @@ def resolve(text: str = "llvm", threads: int | None = None) -> Target:
     """The target that `text` names, with a pool of `threads` (else its num-cores, else the processors available).
 
     "llvm" without a CPU (or with mcpu "native") is this machine; instruction sets that LLVM takes for granted in a CPU
-    of this name but the machine lacks are switched off. Raises TargetError on anything unknown.
+    of this name but the machine lacks are switched off. "dcu" is this machine's card, else the oldest one; a card's
+    name or "rocm -mcpu=GFX" names a GPU. Raises TargetError on anything unknown.
     """
     options = _split(text)
     count = threads if threads is not None else options.get("num-cores", 0)
@@ -164,6 +223,9 @@ def resolve(text: str = "llvm", threads: int | None = None) -> Target:
         raise TargetError(f"target option num-cores is {count!r}, expected a whole number") from None
     if count < 0 or (threads is not None and count == 0):
         raise TargetError(f"the number of threads is {count}, expected 1 or more")
+    if options["kind"] != "llvm":
+        gpu = choose(str(options["kind"]), options)
+        return Target("rocm", gpu.code, threads=count or processors(), wave=gpu.wave, card=gpu.card)
     return _resolve(
         str(options.get("mcpu", "native")),
         str(options.get("mtriple", "")),
@@ -192,8 +254,23 @@ def _resolve(mcpu: str, triple: str, attributes: tuple[str, ...], threads: int) 
     return Target("llvm", mcpu, tuple(sorted(features & ISA_FEATURES)), threads, attributes, triple)
 
 
+def check_whole(target: Target) -> None:
+    """TargetError unless whole models can be compiled for the target."""
+    if not KINDS[target.kind].whole:
+        raise TargetError(
+            f"whole models cannot be compiled for {target.card or target.mcpu} yet, single kernels can: what there is"
+            f" and what this machine lacks says autofuse doctor --target {target.card or f'rocm -mcpu={target.mcpu}'!r}"
+        )
+
+
 def hardware_row(target: Target) -> HardwareRow:
-    """The row that a kernel's time on this machine belongs to: the machine, and what code is compiled for."""
+    """The row that a kernel's time on this machine, or on the target's GPU, belongs to: it, and what code is for."""
+    if target.device == "gpu":
+        gpu, name = target.gpu_hardware, target.card or target.mcpu
+        return HardwareRow(
+            "amdgcn", name, 0, 0, 0, (f"wave{gpu.wave}",), gpu.l1_bytes, gpu.l2_bytes, 0, gpu.cores, tvm_version(),
+            gpu.name, target.mcpu,
+        )  # fmt: skip
     row, own = fingerprint(target.threads), _resolve("native", "", (), target.threads)
     if target == own:
         return row
