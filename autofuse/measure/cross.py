@@ -1,0 +1,112 @@
+"""Compiling kernels for a GPU target in a child process: takes scheduled functions, gives code with its resources.
+
+TVM ends the process where LLVM cannot generate code: that costs a child, and is a result with a status.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from autofuse.codegen.resources import KernelResources
+from autofuse.measure.child import Handler
+from autofuse.measure.process import ChildProcess
+from autofuse.target.registry import Target
+
+_FUNCTION = "main"
+
+
+@dataclass(frozen=True)
+class CrossResult:
+    """What became of a function: `status` is ok, failed, crashed, timeout or oom, `message` why it is not ok.
+
+    `source`: AMDGPU assembly, or OpenCL C where that was asked for; `kernels`: its resources (none of OpenCL C);
+    `launches`: name, workgroups, threads and arguments of each kernel, as JSON values.
+    """
+
+    status: str
+    message: str = ""
+    source: str = ""
+    kernels: tuple[KernelResources, ...] = ()
+    launches: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is code."""
+        return self.status == "ok"
+
+
+class CrossCompiler:
+    """Compiles for one target in one child, which starts when it is first needed. Belongs to one thread.
+
+    `factory` makes the child's handler, given the target's text.
+    """
+
+    def __init__(self, target: Target, timeout: float = 60.0, factory: str = "autofuse.measure.cross:factory") -> None:
+        self._timeout = timeout
+        self._child = ChildProcess(factory, (target.text,))
+
+    def code(self, func: Any) -> CrossResult:
+        """AMDGPU code of a scheduled PrimFunc."""
+        return self._ask(func, "code")
+
+    def opencl(self, func: Any) -> CrossResult:
+        """The same schedule as OpenCL C."""
+        return self._ask(func, "opencl")
+
+    def _ask(self, func: Any, what: str) -> CrossResult:
+        import tvm
+
+        from autofuse.codegen.digest import tir_digest
+
+        named = func.with_attr("global_symbol", _FUNCTION)
+        # TVMScript, because this TVM's JSON crashes on any node that has a dtype; the child compares the digest.
+        text = tvm.IRModule({_FUNCTION: named}).script(show_meta=True)
+        outcome = self._child.request({"payload": text, "tir_digest": tir_digest(named), "what": what}, self._timeout)
+        if outcome.status != "ok":
+            return CrossResult(outcome.status, outcome.message)
+        value = outcome.value
+        kernels = tuple(KernelResources.from_json(k) for k in value["kernels"])
+        return CrossResult("ok", "", str(value["source"]), kernels, tuple(value["launches"]))
+
+    def close(self) -> None:
+        """End the child."""
+        self._child.close()
+
+    def __enter__(self) -> CrossCompiler:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def factory(target: str) -> Handler:
+    """The handler of the child: see `CrossCompiler`."""
+    from dataclasses import asdict
+
+    from autofuse.codegen.amdgpu import compile_device, opencl_source
+    from autofuse.codegen.digest import tir_digest
+    from autofuse.measure.compiler import read_module
+    from autofuse.target.registry import resolve
+
+    made = resolve(target).tvm_target()
+
+    def handle(request: dict[str, Any]) -> dict[str, Any]:
+        func = read_module(request["payload"])[_FUNCTION]
+        if tir_digest(func) != request["tir_digest"]:
+            raise ValueError("the scheduled code does not survive its text form")
+        if request["what"] == "opencl":
+            source, launches = opencl_source(func, made)
+            return {"source": source, "kernels": [], "launches": [asdict(launch) for launch in launches]}
+        code = compile_device(func, made)
+        return {
+            "source": code.assembly,
+            "kernels": [kernel.to_json() for kernel in code.kernels],
+            "launches": [asdict(launch) for launch in code.launches],
+        }
+
+    return handle
