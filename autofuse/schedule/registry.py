@@ -17,8 +17,8 @@ def families(kind: str = "cpu") -> tuple[ScheduleFamily, ...]:
 
 @cache
 def _families(kind: str) -> tuple[ScheduleFamily, ...]:
-    if kind != "cpu":
-        return ()
+    if kind == "gpu":
+        return _gpu_families()
     from autofuse.schedule.cpu.attention import AttentionFamily
     from autofuse.schedule.cpu.conv2d import Conv2dFamily
     from autofuse.schedule.cpu.conv_pool import ConvPoolFamily
@@ -58,6 +58,19 @@ def _families(kind: str) -> tuple[ScheduleFamily, ...]:
         ElementwiseFamily(),
         PlainFamily(),
     )
+
+
+def _gpu_families() -> tuple[ScheduleFamily, ...]:
+    from autofuse.schedule.cpu.view import ViewFamily
+    from autofuse.schedule.gpu.direct import GpuDirectFamily
+    from autofuse.schedule.gpu.dlight import DlightFamily
+    from autofuse.schedule.gpu.elementwise import GpuElementwiseFamily
+    from autofuse.schedule.gpu.gemm import GpuGemmFamily
+    from autofuse.schedule.gpu.rows import GpuRowsFamily
+
+    return (
+        GpuGemmFamily(), GpuRowsFamily(), GpuDirectFamily(), ViewFamily(), GpuElementwiseFamily(), DlightFamily()
+    )  # fmt: skip
 
 
 def family(name: str, kind: str = "cpu") -> ScheduleFamily:

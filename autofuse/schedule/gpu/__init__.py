@@ -1,0 +1,1 @@
+"""Schedule families for GPUs: one file each, listed in `schedule/registry.py`."""

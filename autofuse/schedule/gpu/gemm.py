@@ -1,0 +1,246 @@
+"""Matrix products and dense convolutions on a GPU as one tiled product (implicit GEMM), elementwise around them.
+
+A workgroup makes a tile of rows × columns of the result. For each piece of the depth its threads bring a tile of both
+operands to LDS (what stands before the product is computed on the way, a convolution's padding too), and a thread
+multiplies a micro-tile in registers. What follows is computed on the micro-tile.
+
+Rows are what the data alone is indexed by (places of images, rows of a matrix), columns what the weights alone are
+(output channels, columns of a matrix), the depth what is summed over; what indexes both are batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from autofuse.graph.model import Group, Operator
+from autofuse.graph.reasons import Refusal
+from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily, remembered
+from autofuse.schedule.gpu.elementwise import INJECTIVE
+from autofuse.schedule.gpu.shape import BASE_REGISTERS, GpuShape, ceil_div
+from autofuse.target import GpuHardware, Hardware
+from autofuse.target.gpu import MOST_THREADS
+
+if TYPE_CHECKING:
+    from tvm.tirx import PrimFunc
+
+_CONFIGURATIONS = 24
+_TILES = (128, 64, 32, 16)
+_MICRO = ((8, 8), (8, 4), (4, 8), (4, 4), (4, 2), (2, 4), (2, 2))
+_DEPTHS = (16, 8)
+
+
+@dataclass(frozen=True)
+class GpuGemmConfig(Configuration):
+    """rows, columns, depth: of a workgroup's tile; micro_rows, micro_columns: of a thread's; buffers: 2 to bring the
+    next piece of the depth to LDS while one is multiplied, 1 to wait for it.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    micro_rows: int
+    micro_columns: int
+    buffers: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a workgroup."""
+        return (self.rows // self.micro_rows) * (self.columns // self.micro_columns)
+
+    @property
+    def lds_bytes(self) -> int:
+        """Bytes of LDS of a workgroup."""
+        return 4 * self.buffers * self.depth * (self.rows + self.columns)
+
+    @property
+    def registers(self) -> int:
+        """Vector registers of a lane, estimated: the micro-tile, its operands twice, what is on its way to LDS."""
+        moved = ceil_div(self.depth * (self.rows + self.columns), self.threads)
+        micro = self.micro_rows * self.micro_columns
+        return BASE_REGISTERS + micro + 2 * (self.micro_rows + self.micro_columns) + moved + moved // 4
+
+
+@dataclass(frozen=True)
+class Product:
+    """Extents of a product: batches × rows × columns, summed over depth."""
+
+    batches: int
+    rows: int
+    columns: int
+    depth: int
+
+
+def product_of(op: Operator, group: Group) -> Product | Refusal:
+    """The product that an operator is, or why it is none."""
+    tensors = group.graph.tensors
+    if op.kind == "matmul" and op.spatial and op.reduction:
+        left, right = (tensors[t].shape for t in op.inputs[:2])
+        lead = op.spatial[:-2]
+        if op.attrs.get("variant") == "packed":
+            return Product(1, prod(op.spatial[:-1]), op.spatial[-1], prod(op.reduction))
+        pads = [(1,) * (len(op.spatial) - len(s)) + tuple(s) for s in (left, right)]
+        batches = prod(e for i, e in enumerate(lead) if pads[0][i] == pads[1][i] == e)
+        single = [e for i, e in enumerate(lead) if pads[0][i] != pads[1][i]]
+        rows = prod(e for i, e in enumerate(lead) if pads[0][i] != pads[1][i] and pads[0][i] == e)
+        if prod(single) != rows:
+            return Refusal("operands", f"{op.name} (matmul) repeats its left operand", (op.index,))
+        return Product(batches, rows * op.spatial[-2], op.spatial[-1], prod(op.reduction))
+    dense = op.kind == "nn.conv2d" and op.attrs.get("variant") == "blocked" and op.attrs.get("groups", 1) == 1
+    if dense and len(op.spatial) == 5:
+        n, outer, height, width, block = op.spatial
+        return Product(1, n * height * width, outer * block, prod(op.reduction))
+    return Refusal("anchor", f"{op.name} ({op.kind}) is no product of matrices", (op.index,))
+
+
+@remembered
+def _product(group: Group) -> Product | Refusal:
+    """The group's product, or why it is not taken."""
+    anchors = [op for op in group.operators if op.mapping not in INJECTIVE or op.reduction]
+    if len(anchors) != 1:
+        return Refusal("anchor", "not one product with elementwise operators around it", group.members)
+    found = product_of(anchors[0], group)
+    if isinstance(found, Refusal):
+        return found
+    tensors = group.graph.tensors
+    shape = tensors[anchors[0].outputs[0]].shape
+    after = set(anchors[0].outputs)
+    for op in group.operators:
+        if op is not anchors[0] and after.intersection(op.inputs):
+            if not op.elementwise or tensors[op.outputs[0]].shape != shape:
+                return Refusal("shape", f"{op.name} ({op.kind}) moves or repeats the product", (op.index,))
+            after.update(op.outputs)
+    if not after.issuperset(group.outputs):
+        return Refusal("results", "a result does not depend on the product", group.members)
+    return found
+
+
+class GpuGemmFamily(ScheduleFamily):
+    """One matrix product or dense convolution, anything injective before, elementwise operators after it."""
+
+    name: ClassVar[str] = "gpu_gemm"
+    version: ClassVar[int] = 1
+    configuration: ClassVar[type[Configuration]] = GpuGemmConfig
+    most_anchors: ClassVar[int] = 1
+    results_behind: ClassVar[bool] = True
+    one_shape: ClassVar[bool] = True
+
+    def anchors(self, op: Operator) -> bool:
+        """Matrix products and convolutions."""
+        return op.kind in ("matmul", "nn.conv2d")
+
+    def admits(self, op: Operator) -> bool:
+        """Those, and what neither reduces nor contracts."""
+        return self.anchors(op) or (op.mapping in INJECTIVE and not op.reduction)
+
+    def match(self, group: Group, hardware: Hardware) -> Refusal | None:
+        """See the module's description."""
+        found = _product(group)
+        return found if isinstance(found, Refusal) else None
+
+    def configs(self, group: Group, hardware: Hardware) -> Sequence[GpuGemmConfig]:
+        """Tiles that fit the card, those first whose rounds over the units take least."""
+        assert isinstance(hardware, GpuHardware)
+        size = _extents(group)
+        found: dict[GpuGemmConfig, float] = {}
+        for rows in _TILES:
+            for columns in _TILES:
+                for micro_rows, micro_columns in _MICRO:
+                    for depth in _DEPTHS:
+                        for buffers in (2, 1):
+                            config = GpuGemmConfig(rows, columns, depth, micro_rows, micro_columns, buffers)
+                            if _sensible(config, size, hardware):
+                                found[config] = _guess(config, size, hardware)
+        return sorted(found, key=lambda c: (found[c], c.text))[:_CONFIGURATIONS]
+
+    def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
+        """Each workgroup reads its rows and columns once; L2 is asked for all of it, memory once."""
+        assert isinstance(config, GpuGemmConfig) and isinstance(hardware, GpuHardware)
+        size = _extents(group)
+        tensors = group.graph.tensors
+        memory = sum(tensors[t].bytes for t in (*group.inputs, *group.outputs))
+        rows, columns = ceil_div(size.rows, config.rows), ceil_div(size.columns, config.columns)
+        groups = size.batches * rows * columns
+        depth = ceil_div(size.depth, config.depth) * config.depth
+        moved = 4 * groups * depth * (config.rows + config.columns)
+        results = sum(tensors[t].bytes for t in group.outputs)
+        micro = config.micro_rows * config.micro_columns
+        executed = groups * config.rows * config.columns * depth
+        needed = size.batches * size.rows * size.columns * size.depth
+        reads = executed // micro * (config.micro_rows + config.micro_columns) * 4
+        return GpuShape(
+            tasks=groups,
+            vector_fill=needed / executed,
+            accumulators=micro,
+            independent_chains=micro,
+            recompute=executed / needed,
+            loads_per_fma=(config.micro_rows + config.micro_columns) / (4 * micro),
+            l1_bytes=moved + results,
+            l2_bytes=moved + results,
+            l3_bytes=memory,
+            memory_bytes=memory,
+            footprint=ceil_div(moved, groups),
+            threads=config.threads,
+            registers=config.registers,
+            lds_bytes=config.lds_bytes,
+            lds_traffic=moved + reads,
+            barriers=(depth // config.depth) * (1 if config.buffers == 2 else 2),
+        )
+
+    def apply(self, func: PrimFunc, group: Group, config: Any, hardware: Hardware) -> PrimFunc:
+        """See the module's description."""
+        from autofuse.schedule.gpu.gemm_nests import build
+
+        return build(func, config)
+
+
+def _extents(group: Group) -> Product:
+    found = _product(group)
+    assert isinstance(found, Product)
+    return found
+
+
+def _sensible(config: GpuGemmConfig, size: Product, hardware: GpuHardware) -> bool:
+    """Whole waves of at most as many threads as there may be, whose tiles and registers fit."""
+    threads = config.threads
+    if not hardware.wave <= threads <= MOST_THREADS or threads % hardware.wave:
+        return False
+    if config.depth * min(config.rows, config.columns) < threads:
+        return False  # threads would have nothing to bring
+    if config.rows >= 2 * size.rows and config.rows > _TILES[-1]:
+        return False
+    if config.columns >= 2 * size.columns and config.columns > _TILES[-1]:
+        return False
+    if config.depth >= 2 * size.depth and config.depth > _DEPTHS[-1]:
+        return False
+    registers = config.registers
+    return registers <= 128 and hardware.resident_waves(registers, config.lds_bytes, threads) > 0
+
+
+def _guess(config: GpuGemmConfig, size: Product, hardware: GpuHardware) -> float:
+    """A rough time in cycles, to order configurations without a cost model.
+
+    A unit's workgroups share its multiply-adds, its LDS and its part of L2, and hide each other's waiting as far as
+    there are waves of them; the last round may leave units idle.
+    """
+    groups = size.batches * ceil_div(size.rows, config.rows) * ceil_div(size.columns, config.columns)
+    waves = hardware.waves_of(config.threads)
+    resident = max(1, hardware.resident_waves(config.registers, config.lds_bytes, config.threads) // waves)
+    each = ceil_div(groups, hardware.cores)
+    busy = min(resident, each)
+    pieces = ceil_div(size.depth, config.depth)
+    micro = config.micro_rows * config.micro_columns
+    operands = config.micro_rows + config.micro_columns
+    per_cycle = hardware.fma_per_second / hardware.frequency_hz
+    # Of a piece of the depth: multiply-adds with what else a lane does for them, LDS, L2.
+    steps = config.depth * config.threads
+    arithmetic = steps * (micro + operands / 4 + 1) + 30 * config.threads
+    lds = 4 * steps * operands / (hardware.lds_bandwidth / hardware.frequency_hz)
+    memory = 4 * config.depth * (config.rows + config.columns) / (hardware.l2_bandwidth / hardware.frequency_hz)
+    work = max(arithmetic / per_cycle, lds, memory)
+    # What a piece waits for memory at least, and what of it the other workgroups' work does not cover.
+    latency = 300.0 if config.buffers == 2 else 600.0
+    alone = arithmetic / (per_cycle * min(1.0, waves / hardware.simds)) + latency
+    return pieces * ceil_div(each, busy) * max(busy * work, alone)

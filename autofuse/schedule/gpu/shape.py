@@ -1,0 +1,37 @@
+"""What a configuration makes of a group on a GPU, as far as cost models and pruning must know it. No TVM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autofuse.schedule.family import KernelShape
+from autofuse.target.hardware_gpu import GpuHardware
+
+#: Registers that a kernel takes for addresses, indices and what is in flight, besides what its tile holds.
+BASE_REGISTERS = 16
+
+
+@dataclass(frozen=True)
+class GpuShape(KernelShape):
+    """`KernelShape` for a GPU: `tasks` are workgroups, `l1_bytes` what goes through L1 (whole lines of memory),
+    `l2_bytes` what L1 does not keep, `memory_bytes` compulsory traffic; `vector_fill` the share of lanes with work.
+
+    threads: of a workgroup; registers: vector registers of a lane, estimated; lds_bytes: of a workgroup;
+    lds_traffic: bytes that all lanes move to and from LDS; barriers: that a workgroup waits at; launches: kernels.
+    """
+
+    threads: int = 64
+    registers: int = BASE_REGISTERS
+    lds_bytes: int = 0
+    lds_traffic: int = 0
+    barriers: int = 0
+    launches: int = 1
+
+    def fits(self, hardware: GpuHardware) -> bool:
+        """Whether a compute unit holds at least one workgroup."""
+        return hardware.resident_waves(self.registers, self.lds_bytes, self.threads) > 0
+
+
+def ceil_div(a: int, b: int) -> int:
+    """a / b rounded up."""
+    return -(-a // b)
