@@ -52,6 +52,19 @@ def test_the_solver_is_no_worse_than_the_first_prices(problem: SearchProblem) ->
     assert better.bound >= first.bound - 1e-6 * abs(first.bound)
 
 
+@_QUIET
+@given(problem=problems())
+def test_many_choices_an_operator_get_the_same_prices(problem: SearchProblem) -> None:
+    """Arrays in place of lists change no number."""
+    (region,) = cut(problem.graph, problem.choices, whole=True)
+    weights = [problem.choices[c.position].cost for c in region.choices]
+    arguments = (len(region.operators), region.choices, weights, skippable(region))
+    few = [solve(*arguments) for solve in (prices, sharper)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("autofuse.search.prices._CROWDED", 0)
+        assert [solve(*arguments) for solve in (prices, sharper)] == few
+
+
 def test_a_chain_is_priced_exactly() -> None:
     graph = chain(6)
     costs = {(0,): 3.0, (1,): 1.0, (2,): 2.0, (3,): 2.0, (4,): 5.0, (5,): 1.0, (0, 1): 2.5, (2, 3, 4): 4.0, (4, 5): 3.0}

@@ -39,6 +39,9 @@ _MISSED_OPERATORS = 6
 _USUAL_BUDGET = 48
 _POOL = 4096
 _LEAST_BUDGET = 24
+# Sets looked at in a whole graph, those of repeated parts counted once: budgets shrink when the operators that are left
+# would take more.
+_WHOLE_BUDGET = 40_000
 # The same for groups with recomputed producers.
 _USUAL_RECOMPUTED = 8
 _RECOMPUTED_POOL = 512
@@ -60,6 +63,7 @@ class GroupEnumerator:
         self._growth = Growth(graph, thresholds)
         self._repeats = Repeats(graph, self._growth, self._judge)
         self._pool = _POOL
+        self._spent = 0
 
     @property
     def pruned(self) -> dict[str, int]:
@@ -73,16 +77,23 @@ class GroupEnumerator:
                 self._judge.natural(1 << op.index)
         for members in partition:
             self._take_partition_set(mask_of(members))
-        for op in self.graph.operators:
-            if self._growth.growable >> op.index & 1:
-                self._grow(op.index)
+        growable = list(bits(self._growth.growable))
+        for number, seed in enumerate(growable):
+            usual = self._usual(len(growable) - number)
+            # Where budgets are short, only some operators have sets as large as they go.
+            self._grow(seed, usual, far=number % (_USUAL_BUDGET // usual) == 0)
         self._siblings()
         self._recompute()
         return sorted(self._judge.found.values(), key=lambda f: (f.group.members, f.group.outputs))
 
     # Growth along edges
 
-    def _grow(self, seed: int) -> None:
+    def _usual(self, left: int) -> int:
+        """Sets to look at around one of the `left` operators that are left, on average."""
+        share = max(1, _WHOLE_BUDGET - self._spent) / left
+        return _USUAL_BUDGET if share >= _USUAL_BUDGET else max(1, int(share * share / _USUAL_BUDGET))
+
+    def _grow(self, seed: int, usual: int, far: bool) -> None:
         """Sets around an operator: once straight on as far as it goes, then breadth first."""
         growth, judge = self._growth, self._judge
         if growth.cheap >> seed & 1:
@@ -90,16 +101,17 @@ class GroupEnumerator:
         else:
             # first of the set's reductions and contractions; cheap operators on all sides
             within = growth.cheap | (growth.growable >> seed << seed)
-        whole = budget = min(self.thresholds.groups_per_operator, max(_LEAST_BUDGET, self._pool))
+        least = min(_LEAST_BUDGET, usual)
+        whole = budget = min(self.thresholds.groups_per_operator, max(least, self._pool))
         known = self._repeats.find(seed, within, whole)
         if known is not None:
             judge.repeat(known.sets, seed - known.seed)
             if known.cut:
                 judge.cut("groups_per_operator")
-            self._pool += _USUAL_BUDGET - known.used
+            self._pool += usual - known.used
             return
         growth.grown = growth.touched = 0
-        straight = self._straight(1 << seed, seed, within, whole // 2)
+        straight = self._straight(1 << seed, seed, within, whole // 2, far)
         budget -= len(straight)
         visited = {1 << seed}
         cut = False
@@ -120,15 +132,17 @@ class GroupEnumerator:
                     queue.append((extended, mask, 0, size))
                 elif misses < _MISSES and size - legal_size <= _MISSED_OPERATORS and extended not in judge.hopeless:
                     queue.append((extended, mask, misses + 1, legal_size))
-        self._pool += _USUAL_BUDGET - (whole - budget)
+        self._pool += usual - (whole - budget)
+        self._spent += whole - budget
         self._repeats.keep(
             seed, within, {*visited, *straight}, budget=whole, straight=len(straight), used=whole - budget, cut=cut
         )
 
-    def _straight(self, mask: int, seed: int, within: int, most: int) -> list[int]:
+    def _straight(self, mask: int, seed: int, within: int, most: int, far: bool) -> list[int]:
         """Grow by the first extension that leads on, until none does; gives the sets looked at, a set each time.
 
-        Breadth first search may run out of its budget before it meets the large sets.
+        At most `most` sets, those that lead on left out where it goes `far`. Breadth first search may run out of its
+        budget before it meets the large sets.
         """
         looked: list[int] = []
         misses = part = 0
@@ -142,6 +156,8 @@ class GroupEnumerator:
                     first = extended
                 if legal:
                     first, misses, legal_size = extended, 0, extended.bit_count()
+                    if len(looked) >= most and not far:
+                        return looked
                     break
                 if len(looked) >= most:
                     return looked

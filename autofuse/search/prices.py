@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +35,7 @@ _INFINITE = float("inf")
 _PASSES = 8
 _WINDOW = 32  # operators whose prices are raised again together
 _GAIN = 1e-6  # relative; passes that raise the bound by less end it
+_CROWDED = 40  # choices an operator, from which on arrays are quicker than lists
 
 
 @dataclass(frozen=True)
@@ -63,13 +65,13 @@ def prices(count: int, choices: Sequence[LocalChoice], weights: Sequence[float],
 
 def sharper(count: int, choices: Sequence[LocalChoice], weights: Sequence[float], skippable: int) -> Prices:
     """The same with more effort, never less; better than `prices` only where few choices are too dear for any cover."""
-    table = _Table([0.0] * count, _rows(choices, skippable), weights, skippable)
+    table = _table([0.0] * count, _rows(choices, skippable), weights, skippable)
     table.settle()
     for start in range(0, count, _WINDOW // 2):
         window = range(start, min(count, start + _WINDOW))
         table.again(window)
         table.again(window[::-1])
-    made = Prices(table.price, sum(table.price), table.slack, None)
+    made = Prices(table.price, sum(table.price), list(table.slack), None)
     first = prices(count, choices, weights, skippable)
     return made if made.bound >= first.bound else first
 
@@ -87,16 +89,17 @@ def _feasible(
 ) -> Prices:
     for v in bits(skippable):
         price[v] = max(price[v], 0.0)
-    table = _Table(price, rows, weights, skippable)
+    table = _table(price, rows, weights, skippable)
     # What is too dear is first taken back evenly, the worst first; then each operator takes what its choices leave.
     slack = table.slack
-    for j in sorted((j for j, left in enumerate(slack) if left < 0), key=lambda j: (slack[j], j)):
+    before = list(slack)
+    for j in sorted((j for j, left in enumerate(before) if left < 0), key=lambda j: (before[j], j)):
         if slack[j] < 0:
             step = slack[j] / len(rows[j])
             for v in rows[j]:
                 table.move(v, step if not skippable >> v & 1 else max(step, -price[v]))
     table.settle()
-    return Prices(price, sum(price), slack, cover)
+    return Prices(price, sum(price), list(slack), cover)
 
 
 class _Table:
@@ -111,11 +114,11 @@ class _Table:
         owner = np.repeat(np.arange(len(rows)), np.fromiter(map(len, rows), np.intp, len(rows)))
         slack = np.array(weights, np.float64)
         np.subtract.at(slack, owner, np.array(price)[operators])
-        self.slack: list[float] = slack.tolist()
+        self.slack: Any = slack.tolist()
         users = owner[np.argsort(operators, kind="stable")].tolist()
         ends = np.cumsum(np.bincount(operators, minlength=len(price))).tolist()
         # For each operator, the choices that pay for it.
-        self.users: list[list[int]] = [users[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        self.users: list[Any] = [users[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
     def move(self, v: int, step: float) -> None:
         """Add to the price of operator v."""
@@ -124,16 +127,21 @@ class _Table:
         for j in self.users[v]:
             slack[j] -= step
 
+    def least(self, v: int) -> float:
+        """What the choices that pay for operator v leave at least."""
+        slack = self.slack
+        return float(min([slack[j] for j in self.users[v]]))
+
     def raised(self, operators: Iterable[int]) -> bool:
         """Each operator takes what the choices that pay for it leave. Whether one had to give something back.
 
         Unless one had to, each now has a choice that leaves nothing, and raising them again brings nothing.
         """
-        slack, users = self.slack, self.users
+        users = self.users
         lowered = False
         for v in operators:
-            if users[v]:
-                step = min([slack[j] for j in users[v]])
+            if len(users[v]):
+                step = self.least(v)
                 if self.skippable >> v & 1:
                     step = max(step, -self.price[v])
                 if step:
@@ -164,6 +172,29 @@ class _Table:
         if sum([self.price[v] for v in operators]) < sum(before):
             for v, price in zip(operators, before, strict=True):
                 self.move(v, price - self.price[v])
+
+
+class _CrowdedTable(_Table):
+    """The same where very many choices pay for each operator: with arrays, and so with the same numbers."""
+
+    def __init__(
+        self, price: list[float], rows: Sequence[Sequence[int]], weights: Sequence[float], skippable: int
+    ) -> None:
+        super().__init__(price, rows, weights, skippable)
+        self.slack = np.array(self.slack)
+        self.users = [np.array(users, np.intp) for users in self.users]
+
+    def move(self, v: int, step: float) -> None:
+        self.price[v] += step
+        self.slack[self.users[v]] -= step
+
+    def least(self, v: int) -> float:
+        return float(self.slack[self.users[v]].min())
+
+
+def _table(price: list[float], rows: Sequence[Sequence[int]], weights: Sequence[float], skippable: int) -> _Table:
+    crowded = sum(map(len, rows)) > _CROWDED * len(price)
+    return (_CrowdedTable if crowded else _Table)(price, rows, weights, skippable)
 
 
 def _neighbours(
