@@ -294,8 +294,8 @@ def main() -> int:
                 print(f"{network}, batch {batch}: {type(error).__name__}: {error}", file=sys.stderr)
                 failed = True
                 continue
-            write_text(PAGE, page(_raw(names())))
-    write_text(PAGE, page(_raw(names())))
+            write_text(PAGE, page(_raw(names()), _learned(names())))
+    write_text(PAGE, page(_raw(names()), _learned(names())))
     print(f"wrote {PAGE}")
     return int(failed)
 
@@ -305,6 +305,12 @@ def _raw(order: Sequence[str]) -> list[dict[str, Any]]:
     found = [json.loads(path.read_text(encoding="utf-8")) for path in RAW.glob("*-b*.json")]
     known = [raw for raw in found if raw.get("schema") == SCHEMA and raw["network"] in order]
     return sorted(known, key=lambda raw: (order.index(raw["network"]), raw["batch"]))
+
+
+def _learned(order: Sequence[str]) -> list[dict[str, Any]]:
+    """The results of scripts/bench_learned.py that are there, in the zoo's order."""
+    found = [RAW / "learned" / f"{name}.json" for name in order]
+    return [json.loads(path.read_text(encoding="utf-8")) for path in found if path.exists()]
 
 
 if __name__ == "__main__":

@@ -354,7 +354,39 @@ def machines(raws: Sequence[Raw]) -> str:
     return "\n\n".join(f"{', '.join(names)}: {text}" for text, names in found.items())
 
 
-def page(raws: Sequence[Raw]) -> str:
+LEARNED = (
+    "From runs of their own (`scripts/bench_learned.py`), batch 1, the five taking turns: dp with the predictor and the"
+    " records that come along, dp with the predictor alone, dp with the analytical model, greedy under either model."
+    " Ratios are medians over the rounds, of an engine's time over that of dp with predictor and records; predicted"
+    " over measured is that of the same plan."
+)
+
+
+def learned_table(learned: Sequence[Raw]) -> str:
+    """A row for each network, a column for each way to choose its plan."""
+    ways = list(learned[0]["ways"])
+    rows = []
+    for raw in learned:
+        found = raw["ways"]
+        first = found[ways[0]]
+        measured = first.get("median_ms")
+        rows.append(
+            [
+                raw["network"],
+                number(measured, "{:.3f}"),
+                *(number(found[way].get("ratio"), "{:.3f}") for way in ways[1:]),
+                *(number(found[way].get("kernels"), "{:d}") for way in ways[:3]),
+                number(first["predicted_ms"] / measured if measured else None),
+                ", ".join(f"{count} {source}" for source, count in first["cost_sources"].items()),
+            ]
+        )
+    means = [geometric_mean(raw["ways"][way].get("ratio") for raw in learned) for way in ways[1:]]
+    rows.append(["geometric mean", "", *(number(mean, "{:.3f}") for mean in means), "", "", "", "", ""])
+    headings = ["network", f"{ways[0]}, ms", *ways[1:], *(f"kernels, {way}" for way in ways[:3])]
+    return table([*headings, "predicted / measured", "costs from"], rows)
+
+
+def page(raws: Sequence[Raw], learned: Sequence[Raw] = ()) -> str:
     """The whole page."""
     if not raws:
         return "# Results\n\nNothing was measured yet: run `python scripts/bench_zoo.py`.\n"
@@ -401,6 +433,7 @@ def page(raws: Sequence[Raw]) -> str:
             compile_table(large),
         ]
     parts += [
+        *(["## Learned costs", LEARNED, learned_table(learned)] if learned else []),
         "## The machine's limit",
         "A kernel's limit is the arithmetic that its schedule executes (after Winograd) at the rate of the matrix"
         " product that ran in the same rounds, or, where the network's weights do not stay in the last cache, its"

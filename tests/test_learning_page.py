@@ -1,0 +1,79 @@
+"""The pages about learning: reuse, strategies, learned costs on the zoo."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+import bench_learned
+import bench_reuse
+import learning_page
+import zoo_page
+
+MACHINE = {
+    "cpu": "A CPU", "isa": "avx2", "cores": 2, "processors": 2, "l1_bytes": 32 << 10, "l2_bytes": 512 << 10,
+    "l3_bytes": 32 << 20, "memory_bytes": 8 << 30, "system": "Linux", "python": "3.11", "packages": {},
+    "calibrated": True, "fma_per_second": 5e10, "memory_bandwidth": 2e10,
+}  # fmt: skip
+
+
+def test_strategies_are_held_against_each_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(learning_page, "RESULTS", tmp_path)
+    (tmp_path / "net-b1.json").write_text('{"compiles": {"greedy": {"seconds": {"total": 5.0}}}}')
+    row = {
+        "greedy": {"ms": 10.0, "seconds": 0.1, "kernels": 9},
+        "hybrid": {"ms": 9.2, "seconds": 0.3, "kernels": 8},
+        "dp": {"ms": 9.0, "seconds": 0.6, "kernels": 7},
+    }
+    text = learning_page.strategies_part({"net": row, "other": {**row, "hybrid": row["dp"]}})
+    assert "| net | 10.000 | 9.200 | 9.000 | 80 % | 4.0 % | 10.0 % |" in text
+    assert "at least 90 % of dp's gain on 1 of 2" in text and "adds 4.0 % to greedy's compile" in text
+
+
+def test_every_feature_is_in_the_table() -> None:
+    text = learning_page.features_table()
+    assert "| `bytes_cold` | log2 bytes |" in text and "| `halo` |" in text
+
+
+def test_reuse_is_told_by_network_and_hardware() -> None:
+    ways: dict[str, Any] = {
+        way: {"kernels": 20, "recorded": 5, "predicted_ms": 1.0, "measuring_s": 0.0, "median_ms": ms, "ratio": 1.0}
+        for way, ms in zip(bench_reuse.ENGINES, (2.04, 2.02, 2.0, 2.5), strict=True)
+    }
+    raw = {
+        "network": "net", "unseen": True, "machine": MACHINE, "ways": ways,
+        "shares": {"candidates": 200, "candidates_known": 50, "groups": 40, "groups_known": 10, "greedy_kernels": 30,
+                   "greedy_kernels_known": 20},
+    }  # fmt: skip
+    moved = [
+        {"hardware": "abc", "records": 50, "mape": 0.1, "tau_within": 0.5, "predicted": 0.9,
+         "analytical_scaled_mape": 0.2, "analytical_tau_within": 0.4}
+    ]  # fmt: skip
+    text = bench_reuse.page([raw, {**raw, "network": "gone", "unseen": False}], moved)
+    for part in (
+        "| net | 50 of 200 (25 %) | 10 of 40 (25 %) | 20 of 30 (67 %) |", "| gone, left out |",
+        "| net | 2.000 | 1.020 | 1.010 | 1.250 | 5 of 20 | 0 |", "within 3 % of all records: 2 of 2",
+        "| abc | 50 | 10.0 % | 20.0 % | 0.500 | 0.400 | 90 % |",
+    ):  # fmt: skip
+        assert part in text
+
+
+def test_learned_costs_have_a_table_in_the_results() -> None:
+    sources = {"predicted": 12, "record": 8}
+    ways = {
+        way: {
+            "kernels": 20 + n,
+            "predicted_ms": 1.9,
+            "cost_sources": sources,
+            "median_ms": 2.0 + n,
+            "ratio": 1 + n / 10,
+        }
+        for n, way in enumerate(bench_learned.WAYS)
+    }
+    text = zoo_page.learned_table([{"network": "net", "ways": ways}])
+    assert "| net | 2.000 | 1.100 | 1.200 | 1.300 | 1.400 | 20 | 21 | 22 | 0.95 | 12 predicted, 8 record |" in text
+    assert "| geometric mean |  | 1.100 |" in text
