@@ -107,6 +107,11 @@ def _cost_model(name: str, value: object) -> None:
         raise PlanError(f"{name} is {_described(value)}: give 'analytical', 'learned' or a CostModel, or None")
 
 
+def _flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise InputError(f"{name} is {_described(value)}: give True or False")
+
+
 def _callable(name: str, value: object) -> None:
     if value is not None and not callable(value):
         raise InputError(f"{name} is {_described(value)}: give a function that takes a text, or None")
@@ -127,6 +132,7 @@ _CHECKS: dict[str, Callable[[str, object], None]] = {
     "compile_allowance": _amount,
     "measure": _amount,
     "fuel": _whole(InputError, 0, "a number of groups"),
+    "check": _flag,
     "dump_ir": _path(ModelError, "a folder"),
     "progress": _callable,
 }

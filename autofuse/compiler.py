@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from autofuse.cost.model import CostModel
     from autofuse.graph.build import BuiltGraph
     from autofuse.lower import LoweredModel
+    from autofuse.measure.kernel_check import KernelCheck
     from autofuse.search.plan import Plan
     from autofuse.search.problem import Choice, SearchProblem, SearchResult, Thresholds
     from autofuse.target.registry import Target
@@ -179,6 +180,7 @@ def compile_model(
     compile_allowance: float | None = None,
     measure: float | None = None,
     fuel: int | None = None,
+    check: bool = False,
     dump_ir: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Executable:
@@ -189,8 +191,9 @@ def compile_model(
     store whose measurements come first. measure: seconds to spend on measuring kernels that could change the plan, into
     `db`, which is made if it is not there. plan: a plan (or its file) to build instead of
     searching. max_memory: limit on the planned peak of intermediates, in MB. compile_allowance: percent of extra
-    compile time that `auto` may spend on the search. fuel: fuse only the first so many groups. dump_ir: folder for the
-    IR after each phase. The result's `description` holds what was done and how long it took.
+    compile time that `auto` may spend on the search. fuel: fuse only the first so many groups. check: run every kernel
+    on random operands and compare it with numpy; a wrong one is replaced, with a warning. dump_ir: folder for the IR
+    after each phase. The result's `description` holds what was done and how long it took.
 
     Raises an AutofuseError for arguments of the wrong kind, before any work, and for what the stages cannot do.
     """
@@ -201,7 +204,7 @@ def compile_model(
         "target": target, "strategy": strategy, "cost_model": cost_model, "predictor": predictor, "db": db,
         "input_shapes": input_shapes, "batch": batch, "threads": threads, "plan": plan, "thresholds": thresholds,
         "max_memory": max_memory, "compile_allowance": compile_allowance, "measure": measure, "fuel": fuel,
-        "dump_ir": dump_ir, "progress": progress,
+        "check": check, "dump_ir": dump_ir, "progress": progress,
     }  # fmt: skip
     check_arguments(given)
     if measure:
@@ -211,6 +214,8 @@ def compile_model(
     make_strategy(strategy)  # an unknown name fails before any work
     tell = progress or (lambda _: None)
     folder = Path(dump_ir) if dump_ir is not None else None
+    if check:
+        check_runs_here(target, threads)
     analysed = analyse(
         model,
         target=target,
@@ -244,7 +249,16 @@ def compile_model(
         result = limit_fuel(result, problem, fuel)
     searching = time.perf_counter() - start - asked + analysed.seconds.get("graph", 0.0)
     seconds = {**analysed.seconds, "search": searching, "measure": asked}
-    return generate(analysed, problem, result, costs, seconds, began, tell, folder)
+    return generate(analysed, problem, result, costs, seconds, began, tell, folder, check)
+
+
+def check_runs_here(target: str, threads: int | None) -> None:
+    """TargetError where kernels for `target` cannot be run on this machine, and so not be checked."""
+    from autofuse.target.hardware_file import is_host
+    from autofuse.target.registry import resolve
+
+    if not is_host(resolve(target, threads)):
+        raise TargetError(f"kernels for {target} do not run on this machine: compile without check")
 
 
 def follow_plan(plan: Plan | str | Path, problem: SearchProblem, analysed: Analysed) -> SearchResult:
@@ -315,8 +329,11 @@ def generate(
     began: float,
     tell: Progress,
     folder: Path | None,
+    check: bool = False,
 ) -> Executable:
     """Build the executable of a search's result; groups that fail fall back to smaller ones with a warning."""
+    from contextlib import ExitStack
+
     import tvm
 
     from autofuse.codegen.build import build_with_fallback
@@ -354,9 +371,24 @@ def generate(
         tell("building")
         return program
 
-    program, library = build_with_fallback(kernels, builder, arrange, target)
+    code: bytes | None = None
+    checks: KernelCheck | None = None
+    with ExitStack() as stack:
+        if check:
+            from autofuse.measure import kernel_check
+
+            checks = stack.enter_context(kernel_check.KernelCheck(analysed))
+
+        def look(program: Program, library: Any) -> Mapping[str, Exception]:
+            nonlocal code
+            code = machine_code(library, analysed.target.triple)
+            tell("checking")
+            assert checks is not None
+            return checks([unit for unit in program.units if not isinstance(unit, int)], code)
+
+        program, library = build_with_fallback(kernels, builder, arrange, target, look if check else None)
     try:
-        code = machine_code(library, analysed.target.triple)
+        code = code or machine_code(library, analysed.target.triple)
     except TargetError:
         code = None  # nothing links here: it runs as it is, and what is missing is said when it is to be saved
     if code is not None and is_host(analysed.target):
@@ -398,6 +430,7 @@ def generate(
         "seconds": {k: round(v, 4) for k, v in timing.items()},
         "search": describe_search(problem, result),
         "predicted_ms": result.cost * 1e3,
+        "checked": checks.summary() if checks is not None else None,
         "cold_weights": weights_are_cold(graph, analysed.hardware),
         "peak_memory_mb": round(result.peak_memory / 1e6, 3),
         "kernel_list": describe_kernels(program, graph, (*problem.choices, *result.choices), analysed.hardware),

@@ -7,7 +7,7 @@ a family against the expected arrays.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -41,14 +41,19 @@ def target() -> Any:
 
 
 class LoweredGroup:
-    """`build(emit, *inputs)` gives the program's result or a list of results; `emit` binds an intermediate."""
+    """`build(emit, *inputs)` gives the program's result or a list of results; `emit` binds an intermediate.
+
+    `whole`: input → dtype, lowest and highest number of one that holds whole numbers.
+    """
 
     def __init__(
-        self, build: Callable[..., Any], shapes: Sequence[Sequence[int]], seed: int = 0, lanes: int = HARDWARE.lanes
-    ) -> None:
+        self, build: Callable[..., Any], shapes: Sequence[Sequence[int]], seed: int = 0, lanes: int = HARDWARE.lanes,
+        whole: Mapping[int, tuple[str, int, int]] | None = None,
+    ) -> None:  # fmt: skip
         register_intrinsics()
         builder = relax.BlockBuilder()
-        params = [relax.Var(f"x{i}", relax.TensorType(list(s), "float32")) for i, s in enumerate(shapes)]
+        kinds = {i: dtype for i, (dtype, _, _) in (whole or {}).items()}
+        params = [relax.Var(f"x{i}", relax.TensorType(list(s), kinds.get(i, "float32"))) for i, s in enumerate(shapes)]
         with builder.function("main", params):
             with builder.dataflow():
                 result = build(builder.emit, *params)
@@ -64,6 +69,8 @@ class LoweredGroup:
         self.group = Group.of(self.graph, range(len(self.graph.operators)))
         random = np.random.default_rng(seed)
         self.arrays = [(random.random(tuple(s)) * 2 - 1).astype("float32") for s in shapes]
+        for i, (dtype, low, high) in (whole or {}).items():
+            self.arrays[i] = random.integers(low, high, tuple(shapes[i]), endpoint=True).astype(dtype)
 
     def refusal(self, family: ScheduleFamily) -> Refusal | None:
         """Why the family refuses the group, None if it does not."""

@@ -14,10 +14,12 @@ from codegen_cases import TARGET, alone, analysed_model, of_kind, program_of, ru
 from frontend_graphs import random_inputs, run_onnxruntime
 from tvm import te, tirx
 
+import autofuse
 from autofuse.codegen import kernels as kernels_module
 from autofuse.codegen.build import build_with_fallback
 from autofuse.codegen.kernels import Assignment, KernelBuilder
 from autofuse.compiler import Analysed
+from autofuse.cost.model import Candidate, CostModel
 from autofuse.graph.model import Group
 from autofuse.schedule import ScheduleError
 from autofuse.schedule.cpu.elementwise import ElementwiseFamily
@@ -165,3 +167,29 @@ def test_a_failure_that_no_kernel_explains_is_raised(branches: Analysed, monkeyp
 
     with pytest.raises(tvm.error.InternalError, match="out of luck"):
         build_with_fallback(kernels, builder, lambda k: Nothing(), TARGET)  # type: ignore[arg-type, return-value]
+
+
+class Failing(CostModel):
+    """Knows all configurations of all families but some to fail, as a store of records may."""
+
+    name = "analytical"
+
+    def __init__(self, *working: str) -> None:
+        self.working = working
+
+    def costs(self, candidates: Sequence[Candidate]) -> Any:
+        return np.array([1e-6 if c.family.name in self.working else np.inf for c in candidates])
+
+
+@pytest.mark.parametrize("working", [("plain",), ()], ids=["another family", "none"])
+def test_a_configuration_that_is_known_to_fail_is_never_taken(
+    working: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "autofuse"):
+        made = autofuse.compile(two_branches(), cost_model=Failing(*working), threads=2)
+    assert {entry["family"] for entry in made.description["kernel_list"]} == {*working} or {""}
+    assert {(g.family, len(g.members)) for g in made.plan.groups} == {(working[0] if working else "", 1)}
+    assert ("runs as plain loops" in caplog.text) == (not working)
+    arrays = random_inputs(made_from := analysed_model(two_branches()).prepared)
+    (theirs,) = run_onnxruntime(two_branches(), made_from, arrays)
+    np.testing.assert_allclose(made(*arrays)[0], theirs, atol=1e-5)

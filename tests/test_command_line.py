@@ -15,7 +15,7 @@ from autofuse.codegen.executable import Executable
 
 COMPILE_KEYS = {
     "model", "target", "strategy", "cost_model", "records", "operators", "kernels", "fusion_ratio", "seconds", "search",
-    "predicted_ms", "peak_memory_mb", "output",
+    "predicted_ms", "peak_memory_mb", "checked", "output",
 }  # fmt: skip
 ENGINE_KEYS = {"engine", "median_ms", "iqr_ms", "kernels", "compile_s", "max_abs_err", "max_rel_err", "error"}
 

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from frontend_graphs import model, node
 from tvm import s_tir, te, tirx
 
+import autofuse
 from autofuse.codegen.intrinsics import register_intrinsics
 
 
@@ -52,6 +54,10 @@ CASES = {
 }  # fmt: skip
 
 
+WIDE = np.concatenate([np.linspace(-12, 12, 8192), np.linspace(-80, 80, 4096), [1e-6, -1e-6, 0.0]]).astype("float32")
+BOUNDS = (4e-7, 4e-7, 4e-7, 3e-7)
+
+
 @pytest.mark.parametrize("lanes", [1, 8])
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_error_stays_within_the_stated_bound(name: str, lanes: int) -> None:
@@ -62,6 +68,39 @@ def test_error_stays_within_the_stated_bound(name: str, lanes: int) -> None:
         assert np.max(np.abs(got - want) / np.maximum(np.abs(want), 1.0)) < bound
     else:
         assert relative(got, want) < bound
+
+
+def by_softplus(x: np.ndarray) -> np.ndarray:
+    return x * np.tanh(np.logaddexp(0, x))
+
+
+def by_erf(x: np.ndarray) -> np.ndarray:
+    return x / 2 * (1 + np.vectorize(erf)(x / np.sqrt(2)))
+
+
+def by_tanh(x: np.ndarray) -> np.ndarray:
+    return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def by_sigmoid(x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-x))
+
+
+def test_activations_made_of_them_stay_within_their_bounds() -> None:
+    """mish, gelu of both kinds and swish as models have them: x · f(x), the error relative to |x|."""
+    source = model(
+        [
+            node("Softplus", ["x"], ["a"]), node("Tanh", ["a"], ["b"]), node("Mul", ["x", "b"], ["mish"]),
+            node("Gelu", ["x"], ["gelu"]), node("Gelu", ["x"], ["gelu_tanh"], approximate="tanh"),
+            node("Sigmoid", ["x"], ["c"]), node("Mul", ["x", "c"], ["swish"]),
+        ],
+        {"x": [len(WIDE)]}, ["mish", "gelu", "gelu_tanh", "swish"], opset=20,
+    )  # fmt: skip
+    found = autofuse.compile(source, threads=1)(WIDE)
+    x = WIDE.astype("float64")
+    for got, formula, bound in zip(found, (by_softplus, by_erf, by_tanh, by_sigmoid), BOUNDS, strict=True):
+        error = np.max(np.abs(got - formula(x)) / np.maximum(np.abs(x), 1e-30))
+        assert error < bound, f"{formula.__name__}: {error:.2e}"
 
 
 def test_special_values() -> None:

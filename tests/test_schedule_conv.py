@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from schedule_harness import HARDWARE, Case, Role, Sketch, Value, block
+from lowered_groups import LoweredGroup
+from schedule_harness import HARDWARE, Case, Role, Sketch, Value, block, convolve
+from tvm import relax
+from tvm.relax import op as R
 
 from autofuse.graph.model import Group, MappingType
 from autofuse.schedule import ScheduleError
@@ -105,6 +110,21 @@ def test_configurations_of_the_first_layer_are_right() -> None:
     result = sketch.conv2d(data, values, 16, (3, 3), strides=(2, 2), padding=(1, 1, 1, 1))
     case = sketch.finish(*epilogue(sketch, result, "relu"))
     case.check(Conv2dFamily(), Conv2dFamily().configs(case.group, HARDWARE)[::2])
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_an_image_of_bytes_is_dequantised_by_the_first_layer(dtype: str) -> None:
+    weight = np.random.default_rng(1).standard_normal((16, 3, 3, 3)).astype("float32")
+
+    def build(emit: Any, x: Any) -> Any:
+        x = emit(R.dequantize(x, relax.const(np.float32(0.02)), relax.const(3, dtype), 1))
+        return R.nn.relu(emit(R.nn.conv2d(x, relax.const(weight), strides=2, padding=1)))
+
+    case = LoweredGroup(build, [(2, 3, 15, 17)], whole={0: (dtype, 0, 127)})
+    assert case.family() == "conv2d"
+    image = (case.arrays[0].astype("float32") - 3) * np.float32(0.02)
+    answer = np.maximum(convolve(image, weight, (2, 2), (1, 1, 1, 1), (1, 1)), 0)
+    case.check(Conv2dFamily(), answer, Conv2dFamily().configs(case.group, HARDWARE)[::2])
 
 
 @pytest.mark.parametrize("prologue", ["", "sigmoid"])

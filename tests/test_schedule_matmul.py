@@ -94,6 +94,30 @@ def test_any_tile_of_products_whose_rows_are_normalised(
     case.check(MATMUL, [product, answer] if read else answer, [config], tolerance=1e-4)
 
 
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(
+    rows=st.integers(1, 14), depth=st.integers(1, 60), columns=st.integers(1, 70), which=st.sampled_from([0, 1]),
+    dtype=st.sampled_from(["int8", "uint8"]), pick=st.integers(0, 9),
+)  # fmt: skip
+def test_operands_of_bytes_are_dequantised_in_front_of_the_product(
+    rows: int, depth: int, columns: int, which: int, dtype: str, pick: int
+) -> None:
+    w = weights(depth, columns)
+
+    def build(emit: Any, *given: Any) -> Any:
+        parts = [*given] if which else [*given, relax.const(w)]
+        parts[which] = emit(R.dequantize(parts[which], relax.const(np.float32(0.05)), relax.const(3, dtype), -1))
+        return R.nn.relu(emit(R.matmul(*parts)))
+
+    shapes = [(rows, depth), (depth, columns)][: 1 + which]
+    case = LoweredGroup(build, shapes, whole={which: (dtype, 0, 127)})
+    assert case.family() == "matmul"
+    parts = [*case.arrays] if which else [*case.arrays, w]
+    parts[which] = (parts[which].astype("float32") - 3) * np.float32(0.05)
+    configs = list(MATMUL.configs(case.group, HARDWARE))
+    case.check(MATMUL, np.maximum(parts[0] @ parts[1], 0), [configs[pick % len(configs)]])
+
+
 def test_weights_that_several_tasks_would_read_are_offered_with_rows_finished_last() -> None:
     wide = weights(1536, 384)
     case = LoweredGroup(lambda emit, x: R.nn.softmax(emit(R.matmul(x, relax.const(wide)))), [(64, 1536)])

@@ -12,9 +12,10 @@ from lowered_groups import HARDWARE, LoweredGroup, layer_norm, softmax
 from tvm import relax
 from tvm.relax import op as R
 
+from autofuse.schedule.cpu.elementwise import ElementwiseFamily
 from autofuse.schedule.cpu.rows import RowsFamily
 
-ROWS = RowsFamily()
+ROWS, ELEMENTWISE = RowsFamily(), ElementwiseFamily()
 
 
 def scalar(value: float) -> Any:
@@ -213,3 +214,50 @@ def test_random_shapes_axes_and_configurations(data: st.DataObject) -> None:
     x = case.arrays[0]
     e = np.exp(x - x.max(tuple(axes), keepdims=True))
     case.check(ROWS, e / e.sum(tuple(axes), keepdims=True), [chosen])
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(
+    lead=st.lists(st.integers(1, 7), min_size=0, max_size=3), width=st.integers(1, 70), residual=st.booleans(),
+    scaled=st.booleans(), pick=st.integers(0, 11),
+)  # fmt: skip
+def test_root_mean_square_norms_of_any_rows(
+    lead: list[int], width: int, residual: bool, scaled: bool, pick: int
+) -> None:
+    shape = (*lead, width)
+
+    def build(emit: Any, x: Any, y: Any, g: Any) -> Any:
+        z = emit(R.add(x, y)) if residual else x
+        q = emit(R.mean(emit(R.multiply(z, z)), [-1], True))
+        normal = emit(R.multiply(z, emit(R.rsqrt(emit(R.add(q, scalar(1e-5)))))))
+        return R.multiply(normal, g) if scaled else normal
+
+    case = LoweredGroup(build, [shape, shape, (width,)])
+    x, y, g = case.arrays
+    z = x + y if residual else x
+    answer = z / np.sqrt((z * z).mean(-1, keepdims=True) + 1e-5)
+    configs = list(ROWS.configs(case.group, HARDWARE))
+    case.check(ROWS, answer * g if scaled else answer, [configs[pick % len(configs)]])
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(
+    tokens=st.lists(st.integers(1, 9), min_size=1, max_size=2), table=st.integers(1, 40), width=st.integers(1, 50),
+    normed=st.booleans(), dtype=st.sampled_from(["int64", "int32"]), pick=st.integers(0, 11),
+)  # fmt: skip
+def test_embeddings_of_any_size(
+    tokens: list[int], table: int, width: int, normed: bool, dtype: str, pick: int
+) -> None:  # fmt: skip
+    """Rows of a table are looked up, places are added, then a layer norm or nothing."""
+
+    def build(emit: Any, ids: Any, words: Any, places: Any, g: Any, b: Any) -> Any:
+        z = emit(R.add(emit(R.take(words, ids, 0)), places))
+        return R.nn.layer_norm(z, g, b, [-1]) if normed else z
+
+    shapes = [tokens, (table, width), (tokens[-1], width), (width,), (width,)]
+    case = LoweredGroup(build, shapes, whole={0: (dtype, 0, table - 1)})
+    ids, words, places, g, b = case.arrays
+    answer = words[ids] + places
+    which = ROWS if normed else ELEMENTWISE
+    configs = list(which.configs(case.group, HARDWARE))
+    case.check(which, layer_norm(answer, g, b) if normed else answer, [configs[pick % len(configs)]])

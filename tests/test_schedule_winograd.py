@@ -16,7 +16,7 @@ from autofuse.cost.model import Candidate
 from autofuse.graph.model import Group, MappingType, Work
 from autofuse.measure.jobs import ArgumentSpec, MeasureJob, fill_inputs
 from autofuse.schedule.cpu.conv2d import Conv2dFamily
-from autofuse.schedule.cpu.winograd import ERROR, WinogradConfiguration, WinogradFamily
+from autofuse.schedule.cpu.winograd import ERROR, MOST_CHANNELS, WinogradConfiguration, WinogradFamily
 from autofuse.schedule.family import beside
 from autofuse.schedule.preparations import WINOGRAD_WEIGHTS, prepare, prepared_shape, winograd_text
 from autofuse.schedule.registry import families, family
@@ -200,10 +200,17 @@ def test_channels_that_fill_no_block_keep_their_layout() -> None:
 
 
 @pytest.mark.parametrize("m", [2, 4])
-def test_errors_of_long_sums_stay_within_the_bound(m: int) -> None:
-    """512 input channels, against float64."""
-    case = layer((1, 512, 8, 8), 16, behind="none")
+@pytest.mark.parametrize("before", ["", "relu"])
+def test_errors_of_the_longest_sums_stay_within_the_bound(m: int, before: str) -> None:
+    """As many input channels as F(4x4) is offered for, against float64; data of either sign, or of one."""
+    case = layer((1, MOST_CHANNELS, 8, 8), 16, behind="none", before=before)
     case.check(FAMILY, [pick(case, m, 0, 0)], tolerance=ERROR[m])
+
+
+def test_longer_sums_are_left_to_the_smaller_tiles() -> None:
+    case = layer((1, MOST_CHANNELS + 8, 8, 8), 8, behind="none")
+    assert {c.m for c in FAMILY.configs(case.group, HARDWARE)} == {2}
+    case.check(FAMILY, [pick(case, 2, 0, 0)], tolerance=ERROR[2])
 
 
 @pytest.mark.parametrize(

@@ -22,19 +22,26 @@ from autofuse.cli.options import (
 @click.argument("model")
 @click.option("-o", "--output", metavar="OUT.so", help="The compiled model: one file with its weights.")
 @compile_options
+@click.option("--check", is_flag=True, help="Compare every kernel with numpy before it is used.")
 @click.option(
     "--measure", metavar="TIME", help="Spend so long (30s, 5m) on kernels that could change the plan; kept in --db."
 )
 @click.option("--save-plan", metavar="PLAN.json", help="Write the plan that was built.")
 @json_option
 def command(
-    model: str, output: str | None, measure: str | None, save_plan: str | None, as_json: bool, **given: Any
+    model: str,
+    output: str | None,
+    check: bool,
+    measure: str | None,
+    save_plan: str | None,
+    as_json: bool,
+    **given: Any,
 ) -> None:
     """Compile MODEL, an ONNX file or the name of a zoo network (`autofuse zoo list`)."""
     for path in (output, save_plan):
         if path is not None:
             check_writable(path)
-    arguments = compile_arguments(given)
+    arguments = {**compile_arguments(given), "check": check}
     arguments["measure"] = duration("--measure", measure) if measure is not None else None
     import autofuse
 
@@ -72,6 +79,12 @@ def command(
         f" search {seconds['search']:.2f}, code generation {seconds['codegen']:.1f}"
         + (f", measuring {seconds['measure']:.1f}" if "measure" in seconds else "")
     )
+    checked = report["checked"]
+    if checked is not None:
+        click.echo(
+            f"checked {sum(checked.values())} kernels: {checked['right']} right, {checked['wrong']} wrong and replaced,"
+            f" {checked['unchecked']} not known to numpy"
+        )
     if output:
         click.echo(f"wrote {output}")
 
@@ -88,6 +101,6 @@ def summary(description: dict[str, Any], output: str | None) -> dict[str, Any]:
     """What `--json` prints."""
     keys = (
         "model", "target", "strategy", "cost_model", "records", "operators", "kernels", "fusion_ratio", "seconds",
-        "search", "predicted_ms", "peak_memory_mb",
+        "search", "predicted_ms", "peak_memory_mb", "checked",
     )  # fmt: skip
     return {**{k: description[k] for k in keys}, "output": output}

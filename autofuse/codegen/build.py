@@ -7,7 +7,7 @@ Python's lock, and a library has an LLVM context of its own.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -88,36 +88,49 @@ def build_kernel(func: Any, target: Any, name: str = "main") -> Any:
         return tvm.compile(module, target, tir_pipeline=pipeline())
 
 
+Check = Callable[[Program, Any], Mapping[str, Exception]]
+"""Looks at a program that was built: the names of kernels that do not do what they should → why."""
+
+
 def build_with_fallback(
-    kernels: Sequence[Kernel], builder: KernelBuilder, arrange: Callable[[Sequence[Kernel]], Program], target: Any
+    kernels: Sequence[Kernel],
+    builder: KernelBuilder,
+    arrange: Callable[[Sequence[Kernel]], Program],
+    target: Any,
+    check: Check | None = None,
 ) -> tuple[Program, Any]:
     """The program that `arrange` makes of the kernels, and its executable.
 
-    Where building fails, the kernels that cannot be built are replaced by smaller ones, with a warning that names them.
+    Where building fails, or `check` finds kernels wrong, these are replaced by smaller ones, with a warning that names
+    them.
     """
-    program = arrange(kernels)
     while True:
+        program = arrange(kernels)
+        failures: Mapping[str, Exception]
         try:
-            return program, build_program(program.module, target)
+            built = build_program(program.module, target)
         except Exception as error:
             log.warning("building the whole program failed (%s): building kernel by kernel", last_line(error))
-            smaller = _split_failing(kernels, builder, target)
-            if smaller is None:
+            failures = _failing(kernels, target)
+            if not failures:
                 raise
-            kernels, program = smaller, arrange(smaller)
+        else:
+            failures = check(program, built) if check is not None else {}
+            if not failures:
+                return program, built
+        left: list[Kernel] = []
+        for kernel in kernels:
+            failure = failures.get(kernel.name)
+            left.extend([kernel] if failure is None else builder.replace(kernel, failure))
+        kernels = left
 
 
-def _split_failing(kernels: Sequence[Kernel], builder: KernelBuilder, target: Any) -> list[Kernel] | None:
-    """The kernels with those that do not build alone taken apart; None when they all do."""
-    verdicts: dict[str, Exception | None] = {}
-    left: list[Kernel] = []
-    for kernel in kernels:
-        if kernel.func is not None and kernel.name not in verdicts:
-            try:
-                build_kernel(kernel.func, target)
-                verdicts[kernel.name] = None
-            except Exception as error:
-                verdicts[kernel.name] = error
-        failure = verdicts.get(kernel.name)
-        left.extend([kernel] if failure is None else builder.replace(kernel, failure))
-    return left if any(verdicts.values()) else None
+def _failing(kernels: Sequence[Kernel], target: Any) -> dict[str, Exception]:
+    """The kernels that do not build alone, by name."""
+    failures: dict[str, Exception] = {}
+    for name, func in {k.name: k.func for k in kernels if k.func is not None}.items():
+        try:
+            build_kernel(func, target)
+        except Exception as error:
+            failures[name] = error
+    return failures

@@ -20,6 +20,7 @@ from autofuse.measure.process import ChildProcess, Outcome
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
+    from tvm.tirx import PrimFunc
 
 _FUNCTION = "kernel"
 COMPILER = "autofuse.measure.compiler:factory"
@@ -86,12 +87,6 @@ def module_request(
     # One name for all, so that equal code has one digest.
     func = functions[0].with_attr("global_symbol", _FUNCTION)
     module = tvm.IRModule({_FUNCTION: func})
-    first = len(func.params) - outputs
-    arguments = []
-    for i, param in enumerate(func.params):
-        low, high = (ranges or {}).get(i, (-1.0, 1.0))
-        form, shape = (prepared or {}).get(i, ("", tuple(int(extent) for extent in param.shape)))
-        arguments.append(ArgumentSpec(shape, str(param.dtype), i >= first, low, high, form, i in constants))
     return BuildRequest(
         key,
         candidate,
@@ -101,9 +96,26 @@ def module_request(
         module.script(show_meta=True),
         dict(target),
         dict(options or {}),
-        tuple(arguments),
+        argument_specs(func, outputs, ranges, prepared, constants),
         tir_digest(func),
     )
+
+
+def argument_specs(
+    func: PrimFunc,
+    outputs: int,
+    ranges: Mapping[int, tuple[float, float]] | None = None,
+    prepared: Mapping[int, tuple[str, tuple[int, ...]]] | None = None,
+    constants: Container[int] = (),
+) -> tuple[ArgumentSpec, ...]:
+    """The parameters of a kernel; the arguments are those of `module_request`."""
+    first = len(func.params) - outputs
+    arguments = []
+    for i, param in enumerate(func.params):
+        low, high = (ranges or {}).get(i, (-1.0, 1.0))
+        form, shape = (prepared or {}).get(i, ("", tuple(int(extent) for extent in param.shape)))
+        arguments.append(ArgumentSpec(shape, str(param.dtype), i >= first, low, high, form, i in constants))
+    return tuple(arguments)
 
 
 class Builder(abc.ABC):

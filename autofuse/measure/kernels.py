@@ -171,8 +171,8 @@ class KernelSource:
             len(group.outputs),
             PASS_CONFIG,
             index_ranges(group),
-            {i: (form, group.graph.tensors[group.inputs[i]].shape) for i, form in (forms or {}).items()},
-            [i for i, t in enumerate(group.inputs) if group.graph.tensors[t].role is Role.CONSTANT],
+            prepared_shapes(group, forms or {}),
+            constant_positions(group),
         )
 
     def close(self) -> None:
@@ -205,6 +205,16 @@ def index_ranges(group: Group) -> Mapping[int, tuple[float, float]]:
                 high = float((shape[axis] if isinstance(axis, int) else min(shape, default=1)) - 1)
         ranges[position] = (0.0, high)
     return ranges
+
+
+def prepared_shapes(group: Group, forms: Mapping[int, str]) -> dict[int, tuple[str, tuple[int, ...]]]:
+    """Parameter → (preparation, shape before it), for what `ScheduleFamily.prepared` names."""
+    return {i: (form, group.graph.tensors[group.inputs[i]].shape) for i, form in forms.items()}
+
+
+def constant_positions(group: Group) -> list[int]:
+    """The parameters that are the network's weights."""
+    return [i for i, t in enumerate(group.inputs) if group.graph.tensors[t].role is Role.CONSTANT]
 
 
 def _need(outcome: Outcome, what: str) -> None:

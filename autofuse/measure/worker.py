@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,26 @@ def evaluator() -> Handler:
         kernel(*tensors)
         np.savez(target, *[t.numpy() for t, a in zip(tensors, job.arguments, strict=True) if a.output])
         return {}
+
+    return handle
+
+
+def checker() -> Handler:
+    """The handler of jobs that are run once, not timed: what is wrong with the outputs, "" if nothing.
+
+    The library may be that of a whole program.
+    """
+
+    @lru_cache(maxsize=1)
+    def module(path: str) -> Any:
+        return tvm.runtime.load_module(path)
+
+    def handle(request: dict[str, Any]) -> dict[str, Any]:
+        job = MeasureJob.from_dict(request)
+        kernel = module(job.library).get_function(job.function, query_imports=True)
+        tensors = [tvm.runtime.tensor(array) for array in kernel_arrays(job.arguments, job.seed)]
+        kernel(*tensors)
+        return {"wrong": wrong_outputs(job, tensors)}
 
     return handle
 

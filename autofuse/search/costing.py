@@ -21,7 +21,7 @@ from autofuse.target import Hardware
 
 KeyFunction = Callable[[Group], str]
 
-#: Seconds for an operator alone of which no configuration is known to work: so dear that a group is preferred.
+#: Seconds for an operator alone all of whose configurations are known to fail: so dear that a group is preferred.
 UNBUILDABLE_SECONDS = 1.0
 
 
@@ -54,7 +54,8 @@ def choices_of(
 
     Operators that no family schedules (calls that are no tensor programs) get a choice without family, at the cost of
     their traffic: every plan has them, so that this never decides anything. A single operator stays even if the cost
-    model knows none of its configurations to work.
+    model knows that all its configurations fail: another family takes it, and where those fail too it has none and runs
+    as TVM made it.
     """
     best = _best_of_each(found, cost_model, hardware, key, thresholds)
     choices = []
@@ -114,13 +115,27 @@ def _best_of_each(
             candidates.extend([Candidate(group, family, c) for c in family.configs(group, hardware)])
         spans[signature] = (start, len(candidates))
     costs = _costs(cost_model, candidates, list(spans.values()), thresholds)
+    failing = [signature for signature, (start, end) in spans.items() if not np.isfinite(costs[start:end]).any()]
+    for signature in failing:
+        group = first[signature].shown
+        if len(group.members) > 1:
+            continue
+        known = {c.family.name for c in candidates[slice(*spans[signature])]}
+        others = [f for f in families(hardware.kind) if f.name not in known and f.match(group, hardware) is None]
+        more = [Candidate(group, f, c) for f in others for c in f.configs(group, hardware)]
+        if more:
+            spans[signature] = (len(candidates), len(candidates) + len(more))
+            candidates.extend(more)
+            costs = np.concatenate([costs, _costs(cost_model, more, [(0, len(more))], thresholds)])
     picks = [start + int(np.argmin(costs[start:end])) for start, end in spans.values()]
     sources = cost_model.sources([candidates[i] for i in picks])
     result = {}
     for signature, i, source in zip(spans, picks, sources, strict=True):
         name = key(first[signature].shown) if key is not None else ""
         chosen = candidates[i]
-        result[signature] = (float(costs[i]), chosen.family.name, chosen.config.text, source, name)
+        works = bool(np.isfinite(costs[i]))
+        by, config = (chosen.family.name, chosen.config.text) if works else ("", "")
+        result[signature] = (float(costs[i]), by, config, source, name)
     return result
 
 

@@ -1,0 +1,111 @@
+"""Are a program's kernels right? Takes them as they were built, gives what is wrong with each, by name.
+
+TVM can compile a legal-looking schedule to wrong code without a word. What is compared is what will run: the program's
+own machine code, every kernel on random operands, in a child process, with numpy's results (`oracle.py`).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from autofuse.codegen.kernels import Kernel
+from autofuse.cost.model import Candidate
+from autofuse.errors import AutofuseError
+from autofuse.measure.builder import argument_specs
+from autofuse.measure.jobs import MeasureJob, fill_inputs
+from autofuse.measure.kernels import KernelSource, constant_positions, index_ranges, prepared_shapes
+from autofuse.measure.local import thread_environment
+from autofuse.measure.process import ChildProcess
+
+if TYPE_CHECKING:
+    from autofuse.compiler import Analysed
+
+_TIMEOUT = 60.0
+
+
+class WrongKernelError(AutofuseError):
+    """A kernel was built but gives other numbers than numpy, or does not end well."""
+
+
+class KernelCheck:
+    """Checks kernels of one model; those that it has found right are not looked at again. Close it after use.
+
+    right, wrong, unchecked: names of kernels so far. The unchecked ones are too large for unscheduled loops to say what
+    is right, where numpy does not know an operator.
+    """
+
+    def __init__(self, model: Analysed) -> None:
+        self.right: list[str] = []
+        self.wrong: list[str] = []
+        self.unchecked: list[str] = []
+        self._source = KernelSource([model])
+        self._worker = ChildProcess(
+            "autofuse.measure.worker:checker", environment=thread_environment(model.target.threads)
+        )
+
+    def __call__(self, kernels: Iterable[Kernel], code: bytes) -> dict[str, Exception]:
+        """Name → what is wrong, for the kernels of a program whose library is `code`. Unscheduled loops are right."""
+        failures: dict[str, Exception] = {}
+        known = {*self.right, *self.wrong, *self.unchecked}
+        with tempfile.TemporaryDirectory(prefix="autofuse-") as name:
+            library = Path(name) / "model.so"
+            library.write_bytes(code)
+            for kernel in kernels:
+                if kernel.func is None or kernel.plain or kernel.name in known:
+                    continue
+                known.add(kernel.name)
+                said = self._look(kernel, library)
+                if said:
+                    self.wrong.append(kernel.name)
+                    failures[kernel.name] = WrongKernelError(said)
+        return failures
+
+    def _look(self, kernel: Kernel, library: Path) -> str:
+        """What is wrong with a kernel, "" if nothing or if nobody knows."""
+        assignment = kernel.assignment
+        group = assignment.group
+        specs = argument_specs(
+            kernel.func,
+            len(group.outputs),
+            index_ranges(group),
+            prepared_shapes(group, kernel.prepared),
+            constant_positions(group),
+        )
+        seed = 1
+        expected = self._source.reference(
+            Candidate(group, assignment.family, assignment.config), fill_inputs(specs, seed)
+        )
+        if expected is None:
+            self.unchecked.append(kernel.name)
+            return ""
+        file = library.with_name("expected.npz")
+        np.savez(file, *expected)
+        job = MeasureJob("", assignment.config.text, str(library), kernel.name, specs, str(file), seed=seed)
+        outcome = self._worker.request(job.to_dict(), _TIMEOUT)
+        said = outcome.value["wrong"] if outcome.status == "ok" else f"{outcome.status}: {outcome.message}"
+        if not said:
+            self.right.append(kernel.name)
+        return str(said)
+
+    def summary(self) -> dict[str, int]:
+        """How many kernels were right, wrong (and replaced), and not checked."""
+        return {"right": len(self.right), "wrong": len(self.wrong), "unchecked": len(self.unchecked)}
+
+    def close(self) -> None:
+        """End the child processes."""
+        self._source.close()
+        self._worker.close()
+
+    def __enter__(self) -> KernelCheck:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
