@@ -15,7 +15,7 @@ from autofuse.codegen.executable import Executable
 
 COMPILE_KEYS = {
     "model", "target", "strategy", "cost_model", "records", "operators", "kernels", "fusion_ratio", "seconds", "search",
-    "predicted_ms", "peak_memory_mb", "checked", "output",
+    "predicted_ms", "peak_memory_mb", "output",
 }  # fmt: skip
 ENGINE_KEYS = {"engine", "median_ms", "iqr_ms", "kernels", "compile_s", "max_abs_err", "max_rel_err", "error"}
 
@@ -92,6 +92,13 @@ def test_hybrid_says_what_it_searched(network: Path, capfd: pytest.CaptureFixtur
     assert here("compile", network, "--strategy", "hybrid", "--threads", 2, "--json") == 0
     report = json.loads(capfd.readouterr().out)
     assert report["strategy"] == "hybrid" and "hottest of the critical path" in report["search"]["reason"]
+
+
+def test_kernels_are_checked_by_command(network: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert here("compile", network, "--check", "--threads", 2, "--json") == 0
+    report = json.loads(capfd.readouterr().out)
+    assert set(report) == {*COMPILE_KEYS, "checked"}
+    assert report["checked"]["right"] > 0 and report["checked"]["wrong"] == 0
 
 
 def test_the_zoo_is_listed(capfd: pytest.CaptureFixture[str]) -> None:

@@ -79,7 +79,7 @@ def command(
         f" search {seconds['search']:.2f}, code generation {seconds['codegen']:.1f}"
         + (f", measuring {seconds['measure']:.1f}" if "measure" in seconds else "")
     )
-    checked = report["checked"]
+    checked = executable.description["checked"]
     if checked is not None:
         click.echo(
             f"checked {sum(checked.values())} kernels: {checked['right']} right, {checked['wrong']} wrong and replaced,"
@@ -98,9 +98,10 @@ def _check_linker(arguments: dict[str, Any]) -> None:
 
 
 def summary(description: dict[str, Any], output: str | None) -> dict[str, Any]:
-    """What `--json` prints."""
+    """What `--json` prints; `checked` only where that was asked for."""
     keys = (
         "model", "target", "strategy", "cost_model", "records", "operators", "kernels", "fusion_ratio", "seconds",
-        "search", "predicted_ms", "peak_memory_mb", "checked",
+        "search", "predicted_ms", "peak_memory_mb",
     )  # fmt: skip
-    return {**{k: description[k] for k in keys}, "output": output}
+    checked = {"checked": description["checked"]} if description["checked"] is not None else {}
+    return {**{k: description[k] for k in keys}, **checked, "output": output}
