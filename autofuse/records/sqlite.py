@@ -28,34 +28,29 @@ from autofuse.records.record import (
     RecordedHardware,
     StoreStats,
     Workload,
-    canonical,
 )
 from autofuse.records.schema import EVALUATION_ONLY, SCHEMA_VERSION
 from autofuse.records.sqlite_errors import explain
+from autofuse.records.sqlite_rows import (
+    COLD_NORMALISED,
+    COLUMN_COUNT,
+    COLUMNS,
+    IDENTITY,
+    JOINED,
+    NORMALISED,
+    record_of,
+)
+from autofuse.records.sqlite_writing import (
+    delete_records,
+    insert_form,
+    insert_hardware,
+    insert_record,
+    insert_workload,
+)
 from autofuse.records.store import HOLDS_OTHERS, RecordStore
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
-
-JOINED = """record AS r
-    JOIN workload AS w ON w.id = r.workload
-    JOIN hardware AS h ON h.id = r.hardware
-    JOIN software AS s ON s.id = r.software"""
-
-# NULL when the record has no ratio or the hardware no baseline yet: then the plain latency stands.
-_NORMALISED = """coalesce(r.ratio * CASE r.reference WHEN 'arithmetic' THEN h.arithmetic_baseline
-    ELSE h.memory_baseline END, r.latency)"""
-
-# The hot one again when there are no cold samples.
-_COLD_NORMALISED = f"""coalesce(r.cold_ratio * CASE r.reference WHEN 'arithmetic' THEN h.arithmetic_baseline
-    ELSE h.memory_baseline END, r.cold_latency, {_NORMALISED})"""
-
-COLUMNS = f"""w.key, h.digest, s.family, s.family_version, r.config, r.layouts, r.status, r.message, r.samples,
-    r.reference_samples, r.reference, s.tvm, s.autofuse, r.tir_digest, r.created, {_NORMALISED} AS normalised,
-    r.cold_samples, r.cold_reference_samples, {_COLD_NORMALISED} AS cold_normalised, s.codegen_version"""
-COLUMN_COUNT = 20
-
-_IDENTITY = "w.key, h.digest, s.family, s.family_version, r.config, r.layouts, s.codegen_version"
 
 
 class SqliteStore(RecordStore):
@@ -156,88 +151,19 @@ class SqliteStore(RecordStore):
 
     def add_hardware(self, hardware: RecordedHardware) -> None:
         with self._transaction():
-            self._insert_hardware(hardware)
+            insert_hardware(self._db, hardware)
 
     def add_workload(self, workload: Workload, models: Iterable[str] = ()) -> None:
         with self._transaction():
-            self._insert_workload(workload, models)
+            insert_workload(self._db, workload, models)
 
     def add_form(self, form: Form) -> None:
         with self._transaction():
-            self._insert_form(form)
+            insert_form(self._db, form)
 
     def add(self, record: Record) -> bool:
         with self._transaction():
-            return self._insert(record)
-
-    def _insert_hardware(self, row: RecordedHardware) -> None:
-        self._db.execute(
-            "INSERT OR IGNORE INTO hardware (digest, name, detail) VALUES (?, ?, ?)",
-            [row.digest, row.name, canonical(dict(row.detail))],
-        )
-
-    def _insert_workload(self, workload: Workload, models: Iterable[str]) -> None:
-        self._db.execute(
-            "INSERT OR IGNORE INTO workload (key, text, label) VALUES (?, ?, ?)",
-            [workload.key, workload.text, workload.label],
-        )
-        for model in models:
-            self._db.execute(
-                "INSERT OR IGNORE INTO membership SELECT id, ? FROM workload WHERE key = ?", [model, workload.key]
-            )
-
-    def _insert_form(self, form: Form) -> None:
-        found = self._db.execute("SELECT id FROM workload WHERE key = ?", [form.workload]).fetchone()
-        if found is None:
-            raise RecordError(f"form of unknown workload {form.workload}: add the workload first")
-        self._db.execute("INSERT OR IGNORE INTO form VALUES (?, ?, ?)", [found[0], form.layouts, form.text])
-
-    def _insert(self, record: Record) -> bool:
-        software = [
-            record.tvm_version, record.autofuse_version, record.family, record.family_version, record.codegen_version
-        ]  # fmt: skip
-        self._db.execute(
-            """INSERT OR IGNORE INTO software (tvm, autofuse, family, family_version, codegen_version)
-            VALUES (?, ?, ?, ?, ?)""",
-            software,
-        )
-        found = self._db.execute(
-            """SELECT (SELECT id FROM workload WHERE key = ?), (SELECT id FROM hardware WHERE digest = ?),
-            (SELECT id FROM software WHERE tvm = ? AND autofuse = ? AND family = ? AND family_version = ?
-            AND codegen_version = ?)""",
-            [record.workload, record.hardware, *software],
-        ).fetchone()
-        if found[0] is None:
-            raise RecordError(f"record of unknown workload {record.workload}: add the workload first")
-        if found[1] is None:
-            raise RecordError(f"record of unknown hardware {record.hardware}: add the hardware first")
-        cursor = self._db.execute(
-            """INSERT INTO record (digest, workload, hardware, software, config, layouts, status, message, samples,
-            reference_samples, reference, latency, reference_latency, ratio, tir_digest, created, cold_latency,
-            cold_ratio, cold_samples, cold_reference_samples)
-            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (digest) DO NOTHING""",
-            [
-                record.digest,
-                *found,
-                record.config,
-                record.layouts,
-                record.status,
-                record.message,
-                canonical(list(record.samples)),
-                canonical({name: list(times) for name, times in record.reference_samples.items()}),
-                record.reference,
-                record.latency,
-                record.reference_latency,
-                record.ratio,
-                record.tir_digest,
-                record.created,
-                record.cold_latency,
-                record.cold_ratio,
-                canonical(list(record.cold_samples)),
-                canonical({name: list(times) for name, times in record.cold_reference_samples.items()}),
-            ],
-        )
-        return bool(cursor.rowcount > 0)
+            return insert_record(self._db, record)
 
     def find(self, identity: Identity) -> Record | None:
         rows = self.rows(
@@ -254,7 +180,7 @@ class SqliteStore(RecordStore):
                 identity.codegen_version,
             ],
         )
-        return self.record(rows[0]) if rows else None
+        return record_of(rows[0]) if rows else None
 
     def lookup(self, identities: Sequence[Identity]) -> list[Measured | None]:
         wanted = [
@@ -263,8 +189,8 @@ class SqliteStore(RecordStore):
         ]
         # CROSS JOIN fixes the order of the joins: from each wanted row straight into the look-up index.
         rows = self.rows(
-            f"""SELECT wanted.key, r.status, r.latency, {_NORMALISED}, coalesce(r.cold_latency, r.latency),
-                {_COLD_NORMALISED}
+            f"""SELECT wanted.key, r.status, r.latency, {NORMALISED}, coalesce(r.cold_latency, r.latency),
+                {COLD_NORMALISED}
             FROM json_each(?) AS wanted
             CROSS JOIN workload AS w ON w.key = json_extract(wanted.value, '$[0]')
             CROSS JOIN hardware AS h ON h.digest = json_extract(wanted.value, '$[1]')
@@ -286,7 +212,7 @@ class SqliteStore(RecordStore):
         rows = self.rows(
             f"""SELECT * FROM (
                 SELECT {COLUMNS}, r.digest AS mark, row_number() OVER (
-                    PARTITION BY {_IDENTITY} ORDER BY r.created DESC, r.digest DESC) AS age
+                    PARTITION BY {IDENTITY} ORDER BY r.created DESC, r.digest DESC) AS age
                 FROM {JOINED} WHERE w.key = ? AND h.digest = ?
                 AND (? IS NULL OR s.codegen_version = ? AND (s.family, s.family_version) IN (
                     SELECT key, value FROM json_each(coalesce(?, '{{}}'))))
@@ -294,42 +220,15 @@ class SqliteStore(RecordStore):
             ORDER BY normalised, family, family_version, config, layouts, codegen_version, created, mark LIMIT 1""",
             [workload, hardware, wanted, CODEGEN_VERSION, wanted],
         )
-        return self.record(rows[0][:COLUMN_COUNT]) if rows else None
+        return record_of(rows[0][:COLUMN_COUNT]) if rows else None
 
     def records(self, hardware: str | None = None, workload: str | None = None) -> Iterator[Record]:
         given = {"h.digest": hardware, "w.key": workload}
         wanted = [f"{column} = ?" for column, value in given.items() if value is not None]
         sql = f"""SELECT {COLUMNS} FROM {JOINED} WHERE {" AND ".join(wanted) or "true"}
-            ORDER BY {_IDENTITY}, r.created, r.digest"""
+            ORDER BY {IDENTITY}, r.created, r.digest"""
         with self._errors():
-            yield from (self.record(row) for row in self._db.execute(sql, [v for v in given.values() if v is not None]))
-
-    @staticmethod
-    def record(row: Sequence[Any]) -> Record:
-        """The record of a row of COLUMNS. ValueError or TypeError if it is none."""
-        workload, hardware, family, version, config, layouts, status, message, samples, references, *rest = row
-        reference, tvm, autofuse, tir_digest, created, normalised, cold, cold_references, *last = rest
-        return Record(
-            workload,
-            hardware,
-            family,
-            version,
-            config,
-            layouts,
-            status,
-            message,
-            tuple(json.loads(samples)),
-            _times(references),
-            reference,
-            tvm,
-            autofuse,
-            tir_digest,
-            created,
-            normalised,
-            tuple(json.loads(cold)),
-            _times(cold_references),
-            *last,
-        )
+            yield from (record_of(row) for row in self._db.execute(sql, [v for v in given.values() if v is not None]))
 
     def workloads(self) -> Iterator[Workload]:
         yield from (Workload(*row) for row in self.rows("SELECT key, text, label FROM workload ORDER BY key"))
@@ -405,28 +304,22 @@ class SqliteStore(RecordStore):
     ) -> int:
         with self._transaction():
             for row in hardware:
-                self._insert_hardware(row)
+                insert_hardware(self._db, row)
             for workload, models in workloads:
-                self._insert_workload(workload, models)
+                insert_workload(self._db, workload, models)
             for form in forms:
-                self._insert_form(form)
-            return sum(self._insert(record) for record in records)
+                insert_form(self._db, form)
+            return sum(insert_record(self._db, record) for record in records)
 
     def drop(self, digests: Iterable[str]) -> int:
         with self._transaction():
-            return self._delete(digests)
-
-    def _delete(self, digests: Iterable[str]) -> int:
-        wanted = json.dumps(list(digests))
-        cursor = self._db.execute("DELETE FROM record WHERE digest IN (SELECT value FROM json_each(?))", [wanted])
-        self._db.execute("DELETE FROM software WHERE NOT EXISTS (SELECT 1 FROM record WHERE software = software.id)")
-        return int(cursor.rowcount)
+            return delete_records(self._db, digests)
 
     def supersede(self, digest: str, record: Record) -> None:
         with self._transaction():
-            self._insert(record)
+            insert_record(self._db, record)
             if record.digest != digest:
-                self._delete([digest])
+                delete_records(self._db, [digest])
 
     def restamp(self, digests: Iterable[str], family_version: int) -> int:
         with self._transaction():
@@ -435,10 +328,10 @@ class SqliteStore(RecordStore):
                 AND s.family_version != ?""",
                 [json.dumps(list(digests)), family_version],
             ).fetchall()
-            records = [self.record(row) for row in rows]
-            self._delete(record.digest for record in records)
+            records = [record_of(row) for row in rows]
+            delete_records(self._db, (record.digest for record in records))
             for record in records:
-                self._insert(replace(record, family_version=family_version))
+                insert_record(self._db, replace(record, family_version=family_version))
             return len(records)
 
     def compact(self) -> None:
@@ -450,8 +343,3 @@ class SqliteStore(RecordStore):
         if not self._closed:
             self._closed = True
             self._db.conn.close()
-
-
-def _times(text: str) -> dict[str, tuple[float, ...]]:
-    """Samples of references from their JSON text."""
-    return {name: tuple(times) for name, times in json.loads(text).items()}

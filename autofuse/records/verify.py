@@ -17,7 +17,8 @@ from autofuse.graph.keys import KEY_LENGTH, canonical_text, workload_key
 from autofuse.records.groups import group_from_text, group_to_text
 from autofuse.records.identity import layouts_text
 from autofuse.records.record import Record
-from autofuse.records.sqlite import COLUMN_COUNT, COLUMNS, JOINED, SqliteStore
+from autofuse.records.sqlite import SqliteStore
+from autofuse.records.sqlite_rows import COLUMN_COUNT, COLUMNS, JOINED, record_of
 from autofuse.records.store import RecordStore
 
 # What the table keeps of a record for look-ups.
@@ -56,7 +57,7 @@ def _rows(store: SqliteStore) -> Iterator[str]:
         for row in rows:
             number, digest, *derived = row[COLUMN_COUNT:]
             try:
-                record = store.record(row[:COLUMN_COUNT])
+                record = record_of(row[:COLUMN_COUNT])
             except (AttributeError, TypeError, ValueError) as error:
                 yield f"record {number}: is none ({error})"
                 continue
