@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import io
 import os
 import subprocess
 import sys
+import tokenize
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +15,7 @@ import numpy as np
 import pytest
 from schedule_harness import HARDWARE, Case, Sketch, Value, block, tirx
 
+import autofuse
 from autofuse.codegen.digest import nameless, tir_digest
 from autofuse.schedule.registry import family
 
@@ -75,6 +79,80 @@ class TestNames:
         assert nameless(text() + body.format("")) != nameless(text() + body.format("    "))
 
 
+def by_pythons_parser(text: str) -> str:
+    """What `nameless` gives, told by Python's own tokenizer and parser."""
+    binds, uses = set(), set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.arg):
+            binds.add((node.lineno, node.col_offset))
+        elif isinstance(node, ast.Name):
+            (uses if isinstance(node.ctx, ast.Load) else binds).add((node.lineno, node.col_offset))
+    layout = {tokenize.INDENT: ">", tokenize.DEDENT: "<", tokenize.NEWLINE: ";"}
+    number: dict[str, int] = {}
+    count = 0
+    words: list[str] = []
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type in (tokenize.COMMENT, tokenize.NL, tokenize.ENCODING, tokenize.ENDMARKER):
+            continue
+        line, column = token.start
+        place = (line, len(token.line[:column].encode()))
+        word = layout.get(token.type, token.string)
+        if place in binds:
+            number[word] = count
+            count += 1
+            word = f"%{number[word]}"
+        elif place in uses and word in number:
+            word = f"%{number[word]}"
+        elif words and token.type == tokenize.NAME and words[-1] == "def":
+            word = "kernel"
+        elif token.type == tokenize.STRING and words[-3:] == [".", "sblock", "("]:
+            word = '""'
+        words.append(word)
+    return " ".join(words)
+
+
+class TestReading:
+    """Scripts are read as Python reads them, in a fraction of the time."""
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "v: T.int32 = w + 1",
+            "v, w = T.axis.remap('SS', [i, j])",
+            "x[v, w] = y = x.data[v]",
+            "v += w",
+            "for v, w in T.grid(4, 5):\n    x[v] = T.float32(1.5e-3) if w < v else -w\nx[w] = v",
+            "with T.attr(x, 'scope', 0) as v, T.launch(2):\n  x[v] = 0x1F\n  if v:\n    y = v\nv[1] = y",
+            "x = f(v=w, w=v)",
+            "r = T.comm_reducer(lambda v, w: v + w, [T.float32(0)])",
+            "(v, w), y = x",
+            "assert v == w, 'a\\'b # no comment'",
+            "x = [v for v in w if v != 1]  # for i in j",
+            'x = """two\n  lines""" + b\'c\'',
+            "x = v\\\n    + w",
+            "v = v",
+            "@T.prim_func(s_tir=True)\ndef v(w: T.handle, *x, y=w) -> T.int32:\n\n    # nothing\n    pass\nv = w",
+            "if (y := v) > 3: x = y",
+        ],
+    )
+    def test_of_what_stands_in_scripts(self, line: str) -> None:
+        assert nameless(line) == by_pythons_parser(line)
+        assert nameless(f"v = w = 1\n{line}\n") == by_pythons_parser(f"v = w = 1\n{line}\n")
+
+    @pytest.mark.skipif(sys.version_info >= (3, 12), reason="the tokenizer takes formatted strings apart")
+    @pytest.mark.parametrize("folder", ["schedule", "codegen", "measure", "graph"])
+    def test_of_whole_modules(self, folder: str) -> None:
+        modules = sorted((Path(autofuse.__file__).parent / folder).rglob("*.py"))
+        assert modules
+        for module in modules:
+            assert nameless(module.read_text("utf-8")) == by_pythons_parser(module.read_text("utf-8")), module
+
+    @pytest.mark.parametrize("text", ["x = (1", "x = 1)", "x = $", "if x:\n    y\n  z", "x = 'a"])
+    def test_what_is_no_script_is_refused(self, text: str) -> None:
+        with pytest.raises(SyntaxError):
+            nameless(text)
+
+
 def gate(x: Value, sketch: Sketch, kind: str, factor: float) -> Value:
     scale = tirx.const(factor, "float32")
     return sketch.elementwise(kind, lambda a: a * scale, lambda a: a * np.float32(factor), x)
@@ -98,6 +176,14 @@ def digests(case: Case, name: str) -> list[str]:
     assert which.match(case.group, HARDWARE) is None
     configs = which.configs(case.group, HARDWARE)
     return [tir_digest(which.apply(case.func, case.group, c, HARDWARE)) for c in configs]
+
+
+@pytest.mark.parametrize(("make", "name"), [(chain, "elementwise"), (convolution, "conv2d")])
+def test_scheduled_kernels_are_read_as_python_reads_them(make: Callable[..., Case], name: str) -> None:
+    case, which = make(), family(name)
+    for config in which.configs(case.group, HARDWARE):
+        script = which.apply(case.func, case.group, config, HARDWARE).script(show_meta=True)
+        assert nameless(script) == by_pythons_parser(script)
 
 
 @pytest.mark.parametrize(("make", "name"), [(chain, "elementwise"), (convolution, "conv2d")])
