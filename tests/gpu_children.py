@@ -7,8 +7,8 @@ from typing import Any
 import tvm
 
 from autofuse.codegen.amdgpu import compile_device
+from autofuse.codegen.transport import from_text
 from autofuse.measure.child import Handler
-from autofuse.measure.compiler import read_module
 
 
 def unknown_gpu(_: str) -> Handler:
@@ -16,6 +16,6 @@ def unknown_gpu(_: str) -> Handler:
     target = tvm.target.Target({"kind": "rocm", "mcpu": "gfx936"})
 
     def handle(request: dict[str, Any]) -> dict[str, Any]:
-        return {"source": compile_device(read_module(request["payload"])["main"], target).assembly}
+        return {"source": compile_device(from_text(request["payload"]), target).assembly}
 
     return handle

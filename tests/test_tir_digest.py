@@ -81,7 +81,8 @@ class TestNames:
 
 def by_pythons_parser(text: str) -> str:
     """What `nameless` gives, told by Python's own tokenizer and parser."""
-    binds, uses = set(), set()
+    binds: set[tuple[int, int]] = set()
+    uses: set[tuple[int, int]] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.arg):
             binds.add((node.lineno, node.col_offset))
@@ -95,7 +96,7 @@ def by_pythons_parser(text: str) -> str:
         if token.type in (tokenize.COMMENT, tokenize.NL, tokenize.ENCODING, tokenize.ENDMARKER):
             continue
         line, column = token.start
-        place = (line, len(token.line[:column].encode()))
+        place = (line, column if token.line.isascii() else len(token.line[:column].encode()))
         word = layout.get(token.type, token.string)
         if place in binds:
             number[word] = count

@@ -79,7 +79,7 @@ def nameless(text: str) -> str:
 def _names(tokens: Sequence[Token]) -> tuple[set[int], set[int]]:
     """Which tokens are names that are bound there, and which are names that are read.
 
-    Attributes, keywords of calls, imported names and Python's own words are neither.
+    Attributes, keywords of calls, names of modules and of exceptions, and Python's own words are neither.
     """
     binds: set[int] = set()
     uses: set[int] = set()
@@ -124,7 +124,7 @@ def _names(tokens: Sequence[Token]) -> tuple[set[int], set[int]]:
                 or after == ":="
             ):
                 binds.add(place)
-            elif not (depth and after == "="):
+            elif not (depth and after == "=") and before != "as":
                 uses.add(place)
         before = word
     return binds, uses

@@ -30,8 +30,8 @@ SETUP = ("autofuse.codegen.intrinsics:register_intrinsics",)
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """One kernel to build. `payload` is what the child's compiler takes: for the usual one, the TVMScript of an
-    IRModule with the scheduled PrimFunc `function`. `target` and `options` are TVM's target and pass configuration,
+    """One kernel to build. `payload` is what the child's compiler takes: for the usual one, the scheduled PrimFunc
+    `function` as `codegen.transport` writes it. `target` and `options` are TVM's target and pass configuration,
     as JSON values. `tir_digest` is that of the scheduled code.
     """
 
@@ -81,19 +81,19 @@ def module_request(
     """
     import tvm
 
+    from autofuse.codegen.transport import to_text
+
     functions = [f for f in module.functions.values() if isinstance(f, tvm.tirx.PrimFunc)]
     if len(functions) != 1:
         raise ValueError(f"expected one PrimFunc to build, found {len(functions)}")
     # One name for all, so that equal code has one digest.
     func = functions[0].with_attr("global_symbol", _FUNCTION)
-    module = tvm.IRModule({_FUNCTION: func})
     return BuildRequest(
         key,
         candidate,
         library,
         _FUNCTION,
-        # TVMScript, because this TVM's JSON crashes on any node that has a dtype; the child compares the digest.
-        module.script(show_meta=True),
+        to_text(func),
         dict(target),
         dict(options or {}),
         argument_specs(func, outputs, ranges, prepared, constants),

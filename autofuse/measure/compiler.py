@@ -7,24 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import tvm
-from tvm import tirx
-from tvm.tirx.script import parser
 
 from autofuse.codegen.digest import tir_digest
 from autofuse.codegen.link import linker
 from autofuse.codegen.stack import pipeline
+from autofuse.codegen.transport import from_text
 from autofuse.measure.child import Handler
-
-
-def read_module(text: str) -> tvm.IRModule:
-    """The module that TVMScript says, with the calls that TVM writes into such text and does not read."""
-    if not hasattr(parser, "prefetch"):
-        parser.prefetch = _prefetch
-    return tvm.script.from_source(text)
-
-
-def _prefetch(*arguments: Any) -> Any:
-    return tirx.call_intrin("void", "tirx.prefetch", *arguments)
 
 
 def factory(*setup: str) -> Handler:
@@ -35,9 +23,10 @@ def factory(*setup: str) -> Handler:
 
     def handle(request: dict[str, Any]) -> dict[str, Any]:
         library = Path(request["library"])
-        module = read_module(request["payload"])
-        if tir_digest(module[request["function"]]) != request["tir_digest"]:
+        func = from_text(request["payload"])
+        if tir_digest(func) != request["tir_digest"]:
             raise ValueError("the scheduled code does not survive its text form")
+        module = tvm.IRModule({request["function"]: func})
         with tvm.transform.PassContext(opt_level=3, config=request["options"]):
             target = tvm.target.Target(request["target"])
             built = tvm.compile(module, target=target, tir_pipeline=pipeline())

@@ -57,14 +57,12 @@ class CrossCompiler:
         return self._ask(func, "opencl")
 
     def _ask(self, func: Any, what: str) -> CrossResult:
-        import tvm
-
         from autofuse.codegen.digest import tir_digest
+        from autofuse.codegen.transport import to_text
 
         named = func.with_attr("global_symbol", _FUNCTION)
-        # TVMScript, because this TVM's JSON crashes on any node that has a dtype; the child compares the digest.
-        text = tvm.IRModule({_FUNCTION: named}).script(show_meta=True)
-        outcome = self._child.request({"payload": text, "tir_digest": tir_digest(named), "what": what}, self._timeout)
+        request = {"payload": to_text(named), "tir_digest": tir_digest(named), "what": what}
+        outcome = self._child.request(request, self._timeout)
         if outcome.status != "ok":
             return CrossResult(outcome.status, outcome.message)
         value = outcome.value
@@ -90,13 +88,13 @@ def factory(target: str) -> Handler:
 
     from autofuse.codegen.amdgpu import compile_device, opencl_source
     from autofuse.codegen.digest import tir_digest
-    from autofuse.measure.compiler import read_module
+    from autofuse.codegen.transport import from_text
     from autofuse.target.registry import resolve
 
     made = resolve(target).tvm_target()
 
     def handle(request: dict[str, Any]) -> dict[str, Any]:
-        func = read_module(request["payload"])[_FUNCTION]
+        func = from_text(request["payload"])
         if tir_digest(func) != request["tir_digest"]:
             raise ValueError("the scheduled code does not survive its text form")
         if request["what"] == "opencl":
