@@ -115,7 +115,7 @@ def measure(folder: Path) -> dict[str, Any]:
     """Time the plan and its kernels, in turn: raw results, kernels without their samples."""
     from autofuse.bench.child import common_environment
     from autofuse.measure import LocalRunner, MeasureJob
-    from autofuse.measure.collection import with_samples
+    from autofuse.measure.passes import with_samples
     from autofuse.measure.process import ChildProcess
     from autofuse.measure.settings import PASSES
     from autofuse.records import MemoryStore, Record, RecordedHardware, Workload

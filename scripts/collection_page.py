@@ -29,6 +29,8 @@ def page(log: Mapping[str, Any], stores: Mapping[str, Mapping[str, Any]]) -> str
         " mean. Normalised: over the reference kernel's time in the same moment. Wanted: normalised latency under 3 %"
         " (median) and 10 % (95th percentile).\n",
         *(f"`data/{name}`\n\n{noise_table(store['noise'])}" for name, store in stores.items()),
+        "How well the times of a plan's kernels tell the plan's own time is what `scripts/bench_plans.py` measures,"
+        " into docs/plans.md.\n",
     ]
     return "\n".join(part for part in parts if part)
 

@@ -57,7 +57,7 @@ def test_plans_come_first_and_a_run_goes_on_where_it_stopped(network: str, tmp_p
     # The best plan may be another one now, with other configurations than that which was measured for the first.
     assert second["measured"] == 3 and 3 <= second["cached"] <= 4
     with SqliteStore(db) as store:
-        assert [len(r.samples) for r in store.records()] == [6] * 7  # three passes of two samples
+        assert [len(r.samples) for r in store.records()] == [4] * 7  # two passes of two samples, which agree
         models = {store.models(r.workload) for r in store.records()}
     assert len(models) == 1
 

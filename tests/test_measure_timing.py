@@ -14,9 +14,9 @@ from autofuse.measure import (
     MeasureJob,
     MeasureLimits,
 )
-from autofuse.measure.cold import LEAST_WEIGHTS, MOST_COPIED, copies_needed, in_turn, weight_bytes
+from autofuse.measure.cold import LEAST_WEIGHTS, MOST_COPIED, Arena, copies_needed, in_turn, weight_bytes
 from autofuse.measure.jobs import fill_inputs
-from autofuse.measure.timing import Steadiness, half_width, take_samples
+from autofuse.measure.timing import Calm, Steadiness, half_width, take_samples
 
 
 class Clock:
@@ -98,6 +98,45 @@ class TestTiming:
         taken = take_samples(clock.kernel(itertools.repeat(1e-3)), {"memory": slow}, "memory", limits, clock, steady)
         assert len(taken.kernel) == len(taken.references["memory"]) == 15
 
+    def test_samples_between_two_looks_that_were_not_both_calm_are_taken_again(self) -> None:
+        """The probe sees what the reference does not: a neighbour in the caches."""
+        clock = Clock()
+        looks = itertools.cycle([1e-5] * 9 + [1.2e-5] * 3)  # three runs a look
+        calm = Calm(lambda times: next(looks))
+        disturbed = [False]
+
+        def look() -> bool:
+            disturbed[0] = not Calm.look(calm)
+            return not disturbed[0]
+
+        calm.look = look  # type: ignore[method-assign]
+
+        def kernel() -> None:
+            clock.now += 2e-3 if disturbed[0] else 1e-3
+
+        limits = MeasureLimits(min_samples=5, max_samples=5, retakes=20, budget=1e9, min_sample=0.0, least_of=1)
+        reference = {"memory": clock.kernel(itertools.repeat(1e-3))}
+        taken = take_samples(kernel, reference, "memory", limits, clock, calm=calm)
+        assert taken.calm and taken.kernel == pytest.approx([1e-3] * 5)
+
+    def test_what_is_calm_is_forgotten_after_a_long_time_only(self) -> None:
+        clock = itertools.chain([1e-5] * 3, itertools.repeat(1.5e-5))
+        calm = Calm(lambda times: next(clock))
+        assert calm.look() and not any(calm.look() for _ in range(99_000))
+        assert any(calm.look() for _ in range(2_000))
+
+    def test_what_is_never_calm_is_kept_and_said_to_be_disturbed(self) -> None:
+        clock = Clock()
+        looks = itertools.chain([1e-5] * 3, itertools.repeat(1.5e-5))
+        calm = Calm(lambda times: next(looks))
+        assert calm.look() and not calm.look()
+        limits = MeasureLimits(min_samples=4, max_samples=6, retakes=3, budget=1e9, min_sample=0.0)
+        reference = {"memory": clock.kernel(itertools.repeat(1e-3))}
+        kernel = clock.kernel(itertools.repeat(2e-3))
+        taken = take_samples(kernel, reference, "memory", limits, clock, calm=calm)
+        # Three of them, with no calm one among them, tell that this is no time to measure.
+        assert not taken.calm and len(taken.kernel) == len(taken.references["memory"]) == 3
+
     def test_a_noisy_kernel_is_sampled_up_to_the_cap_or_the_budget(self) -> None:
         clock = Clock()
         noisy = itertools.cycle([1e-3, 3e-3, 2e-3, 5e-3, 1e-3])
@@ -175,6 +214,20 @@ class TestColdWeights:
         )  # fmt: skip
         arrays = [np.zeros(s, d) for s, d in (((4, 4), "f4"), ((5, 5), "f4"), ((3,), "i1"), ((9,), "f4"))]
         assert weight_bytes(specs, arrays) == 100 + 3
+
+    def test_copies_stand_apart_and_aligned_in_memory_that_is_used_again(self) -> None:
+        arena = Arena()
+        given = [np.arange(30, dtype=np.float32).reshape(5, 6), np.array(7), np.arange(64, dtype=np.int8)[::2]]
+        sets = arena.copies(given, 9)
+        assert len(sets) == 9
+        for arrays in sets:
+            for copy, array in zip(arrays, given, strict=True):
+                assert np.array_equal(copy, array) and (copy.dtype, copy.shape) == (array.dtype, array.shape)
+                assert copy.ctypes.data % 64 == 0 and copy.flags.c_contiguous
+        places = sorted((a.ctypes.data, a.nbytes) for arrays in sets for a in arrays)
+        assert all(at + size <= following for (at, size), (following, _) in itertools.pairwise(places))
+        again = arena.copies(given[:1], 2)
+        assert again[0][0].ctypes.data == sets[0][0].ctypes.data and np.array_equal(again[1][0], given[0])
 
     def test_limits_take_fewer_samples_in_less_time(self) -> None:
         limits = MeasureLimits(budget=2.0, max_samples=60, retakes=30, most_cold=12, min_samples=15)

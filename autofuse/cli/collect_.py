@@ -100,7 +100,9 @@ def command(
         check_writable(db, RecordError)
 
     def candidates(place: _Place) -> tuple[list[Analysed], list[CollectItem]]:
-        wanted = _Wanted(tuple(names), threads, batch, given, configs, explore, per_model, predictor, db)
+        wanted = _Wanted(
+            tuple(names), threads, batch, given, configs, explore, per_model, predictor, db, often is not None
+        )
         return _candidates(wanted, place, dry_run)
 
     from autofuse.measure.process import MeasureError
@@ -115,12 +117,13 @@ def command(
         from autofuse.measure.kernels import KernelSource
         from autofuse.measure.settings import BATCH, PASSES
         from autofuse.records import RecordedHardware, open_store
+        from autofuse.target.host import processors
 
         # The store comes last: what fails before leaves none behind.
         first = candidates(places[0])
         # The budget is for building and measuring: what a model takes to analyse does not count.
         end = None if seconds is None else time.monotonic() + seconds
-        builder = stack.enter_context(dask_builder(dask) if dask else PoolBuilder(2))
+        builder = stack.enter_context(dask_builder(dask) if dask else PoolBuilder(processors()))
         store = stack.enter_context(open_store(db))
         if evaluation:
             store.keep_for_evaluation()
@@ -212,6 +215,7 @@ class _Wanted:
     per_model: int | None
     predictor: str | None
     db: str
+    lines: bool
 
 
 def _candidates(wanted: _Wanted, place: _Place, dry_run: bool) -> tuple[list[Analysed], list[CollectItem]]:
@@ -233,7 +237,7 @@ def _candidates(wanted: _Wanted, place: _Place, dry_run: bool) -> tuple[list[Ana
     analysed: list[Analysed] = []
     items: list[CollectItem] = []
     hot: CostModel | None = None
-    with status("collecting") as tell, ExitStack() as stack:
+    with status("collecting", wanted.lines) as tell, ExitStack() as stack:
         known = stack.enter_context(open_store(wanted.db, readonly=dry_run)) if Path(wanted.db).exists() else None
         for name in wanted.names:
             tell(f"analysing {name}")

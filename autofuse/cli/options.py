@@ -135,13 +135,13 @@ def print_json(content: Any) -> None:
 
 
 @contextlib.contextmanager
-def status(text: str) -> Iterator[Callable[[str], None]]:
-    """A spinner on stderr that says what is being done; silent when stderr is no terminal."""
+def status(text: str, lines: bool = False) -> Iterator[Callable[[str], None]]:
+    """A spinner on stderr that says what is being done; where that is no terminal `lines` do, or nothing."""
     from rich.console import Console
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda _: None
+        yield lambda message: click.echo(f"{text}: {message}", err=True) if lines else None
         return
     with console.status(text) as spinner:
         yield lambda message: spinner.update(f"{text}: {message}")

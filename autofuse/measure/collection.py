@@ -27,12 +27,13 @@ from autofuse.cost.model import Candidate
 from autofuse.measure.builder import Builder, BuildRequest, BuildResult
 from autofuse.measure.jobs import ArgumentSpec, MeasureJob, MeasureResult, fill_inputs, one_line
 from autofuse.measure.order import CollectItem
+from autofuse.measure.passes import agrees, with_samples
 from autofuse.measure.replay import candidate_text
 from autofuse.measure.runner import Runner
 from autofuse.measure.settings import CollectSettings, CollectStats
 from autofuse.records.groups import group_to_text
 from autofuse.records.identity import identity_of
-from autofuse.records.record import Form, Identity, Record, RecordedHardware, Workload, now
+from autofuse.records.record import Form, Identity, Record, RecordedHardware, Workload
 from autofuse.records.software import software_versions
 from autofuse.records.store import RecordStore
 
@@ -41,33 +42,11 @@ Arrays = Sequence[NDArray[Any]]
 RequestOf = Callable[[CollectItem, str, Path], BuildRequest]
 # Gives the right outputs of a candidate for its inputs, None if the candidate is not to be checked.
 Reference = Callable[[Candidate, Arrays], Arrays | None]
-_REFERENCES_KEPT = 16
+# Bytes of right outputs that are kept: a group's configurations come in several batches.
+_OUTPUTS_KEPT = 1 << 30
 _UNCHECKED = "not checked: the reference gave no outputs"
 # Operations a byte above which a kernel is taken to be bound by arithmetic; machines of today lie between 2 and 20.
 _BALANCE = 4.0
-
-
-def with_samples(record: Record, result: MeasureResult) -> Record:
-    """The record with the samples of another run of its kernel; a failure where that did not succeed."""
-    if result.status != "ok":
-        return replace(
-            record, status=result.status, message=result.message, samples=(), reference_samples={}, cold_samples=(),
-            cold_reference_samples={}, created=now(),
-        )  # fmt: skip
-
-    def longer(
-        first: Mapping[str, tuple[float, ...]], more: Mapping[str, tuple[float, ...]]
-    ) -> Mapping[str, tuple[float, ...]]:
-        return {name: (*first[name], *more[name]) for name in first if name in more}
-
-    return replace(
-        record,
-        samples=(*record.samples, *result.samples),
-        reference_samples=longer(record.reference_samples, result.reference_samples),
-        cold_samples=(*record.cold_samples, *result.cold_samples),
-        cold_reference_samples=longer(record.cold_reference_samples, result.cold_reference_samples),
-        created=now(),
-    )
 
 
 def nearer_reference(candidate: Candidate, last_cache: int = 0) -> str:
@@ -155,6 +134,7 @@ class _Collection:
         self.begin = time.monotonic()
         self.versions = software_versions()
         self.expected: OrderedDict[object, Path | None] = OrderedDict()
+        self.expected_bytes = 0
         self.known: set[str] = set()
         self.fastest: dict[str, float] = {}
         self.batches = 0
@@ -261,7 +241,7 @@ class _Collection:
                     yield job
 
         timed: list[tuple[MeasureJob, Record]] = []
-        due = [self.batches + 1 + 10**n for n in range(self.settings.passes - 1)]
+        due = [self.batches + 1 + 2**n for n in range(self.settings.passes - 1)]
         try:
             for result in self.runner.measure(jobs()):
                 position, job = given.popleft()
@@ -295,7 +275,10 @@ class _Collection:
                     Path(job.library).unlink(missing_ok=True)
 
     def more_samples(self, timed: Sequence[tuple[MeasureJob, Record]]) -> list[tuple[MeasureJob, Record]]:
-        """Add samples to the records of a batch: what disturbed a kernel when it was timed may be over now."""
+        """Add samples to the records of a batch: what disturbed a kernel when it was timed may be over now.
+
+        Gives back those that are not settled: this pass was disturbed, or found something else than those before.
+        """
 
         def jobs() -> Iterator[MeasureJob]:
             for job, _ in timed:
@@ -307,8 +290,10 @@ class _Collection:
         for (job, record), result in zip(timed, self.runner.measure(jobs()), strict=False):
             longer = with_samples(record, result)
             self.store.supersede(record.digest, longer)
+            self.tell(f"timed again: {job.candidate}")
             if longer.ok:
-                kept.append((job, longer))
+                if not (result.calm and agrees(record, result, self.settings.limits.confidence)):
+                    kept.append((job, longer))
             else:
                 said = one_line(f"{job.candidate}: {longer.status}: {longer.message}")
                 s = self.stats
@@ -339,6 +324,7 @@ class _Collection:
         with closing(self.builder.build(requests())) as built:
             for number, result in enumerate(built):
                 results[asked[number]] = result
+                self.tell(f"built {number + 1} of {len(batch)}")
                 if self.ended():
                     break
         return [results[position] for position in takewhile(results.__contains__, range(len(batch)))]
@@ -370,7 +356,8 @@ class _Collection:
         if self.reference is None:
             return None
         group = item.candidate.group
-        key = (id(group.graph), group, arguments)
+        # The right outputs do not depend on the form in which a configuration takes its constants.
+        key = (id(group.graph), group, tuple(replace(a, preparation="") for a in arguments))
         if key in self.expected:
             self.expected.move_to_end(key)
             return self.expected[key]
@@ -379,11 +366,13 @@ class _Collection:
         if outputs is not None:
             path = folder / f"expected{next(self.numbers)}.npz"
             np.savez(path, *[np.asarray(array) for array in outputs])
+            self.expected_bytes += path.stat().st_size
         self.expected[key] = path
         # The jobs of one batch may all be waiting for theirs.
-        if len(self.expected) > max(_REFERENCES_KEPT, self.settings.batch):
+        while self.expected_bytes > _OUTPUTS_KEPT and len(self.expected) > self.settings.batch:
             oldest = self.expected.popitem(last=False)[1]
             if oldest is not None:
+                self.expected_bytes -= oldest.stat().st_size
                 oldest.unlink()
         return path
 

@@ -45,15 +45,15 @@ class MeasureLimits:
     timeout: float = 30.0
     budget: float = 1.0
     warmup: int = 2
-    min_samples: int = 8
-    max_samples: int = 48
+    min_samples: int = 6
+    max_samples: int = 24
     confidence: float = 0.03
     min_sample: float = 2e-4  # a timing repeats the kernel until it lasts this long
     drift: float = 0.10
-    retakes: int = 18
-    most_cold: int = 20
-    least_of: int = 5
-    burst: float = 1.5e-3
+    retakes: int = 12
+    most_cold: int = 12
+    least_of: int = 8
+    burst: float = 2.5e-3
 
     def part(self, parts: int) -> MeasureLimits:
         """Those for a kernel that is timed `parts` times, each time with its share of the samples and of the time."""
@@ -123,7 +123,8 @@ class MeasureResult:
     """How a job ended: a status of `records.STATUSES`, one line of message, samples in seconds for `ok`.
 
     `reference_samples[name][i]` was taken next to `samples[i]`. `cold_samples` are those with cold weights, in the same
-    way beside `cold_reference_samples`; none for a kernel whose cold latency is its hot one (`cold.py`).
+    way beside `cold_reference_samples`; none for a kernel whose cold latency is its hot one (`cold.py`). `calm`:
+    nothing disturbed them, as far as the runner can tell.
     """
 
     key: str
@@ -135,6 +136,7 @@ class MeasureResult:
     reference: str = "arithmetic"
     cold_samples: tuple[float, ...] = ()
     cold_reference_samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
+    calm: bool = True
 
     @property
     def latency(self) -> float | None:

@@ -52,4 +52,5 @@ def result_of(job: MeasureJob, outcome: Outcome) -> MeasureResult:
         job.reference,
         samples_from(value.get("cold_samples", ())),
         {name: samples_from(times) for name, times in value.get("cold_references", {}).items()},
+        bool(value.get("calm", True)),
     )

@@ -21,6 +21,8 @@ ROWS = 8192  # rows of 32 floats that a task of the memory kernel reads: 1 MB, 3
 # 64 tasks of 1 MB: 64 MB, twice the last-level cache of the machines that this was made on.
 STREAMS = 64
 NAMES = ("memory", "arithmetic")  # in the order in which they run
+# Rows of 32 floats that every task of the probe reads, the same ones: 128 kB, in the second cache of every core.
+PROBED = 1024
 FILL = "fill"  # writes the memory kernel's data, which is much to send to another machine
 
 
@@ -53,6 +55,20 @@ def _memory(data: T.Buffer((STREAMS, ROWS, 32), "float32"), out: T.Buffer((STREA
 
 
 @T.prim_func
+def _probe(data: T.Buffer((PROBED, 32), "float32"), out: T.Buffer((TASKS, 32), "float32")):
+    T.func_attr({"global_symbol": "probe", "tirx.noalias": True})
+    for task in T.parallel(TASKS):
+        acc = T.alloc_buffer((32,), "float32", scope="local")
+        for lane in T.vectorized(32):
+            acc[lane] = T.float32(0)
+        for row in range(PROBED):
+            for lane in T.vectorized(32):
+                acc[lane] = acc[lane] + data[row, lane]
+        for lane in T.vectorized(32):
+            out[task, lane] = acc[lane]
+
+
+@T.prim_func
 def _fill(data: T.Buffer((STREAMS, ROWS, 32), "float32")):
     T.func_attr({"global_symbol": "fill", "tirx.noalias": True})
     for stream in T.parallel(STREAMS):
@@ -70,6 +86,14 @@ def build_references() -> dict[str, Callable[[], object]]:
         return lambda: kernel(*tensors)
 
     return {name: bound(name) for name in NAMES}
+
+
+def build_probe() -> Callable[[], object]:
+    """A callable that reads from every core's second cache: what shares a core, or its cache, slows it down."""
+    target = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
+    kernel = tvm.compile(tvm.IRModule({"probe": _probe}), target=target)["probe"]
+    data, out = (tvm.runtime.tensor(np.zeros((rows, 32), np.float32)) for rows in (PROBED, TASKS))
+    return lambda: kernel(data, out)
 
 
 def compile_references(target: Mapping[str, object]) -> Any:

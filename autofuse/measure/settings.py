@@ -38,11 +38,11 @@ class CollectStats:
 class CollectSettings:
     """`budget` in seconds and `trials` in candidates end a run (None: no end); `seed` fills the kernels' inputs.
 
-    The kernels of a `batch` are built, then timed one after another; after the next batch they are timed again, and
-    after ten more, `passes` times in all. A neighbour has part of the machine for seconds, or a minute: samples that
-    are that far apart seldom stand in the same disturbance. A record is there from the first pass on, the others make
-    it longer. `again`: so many kernels of those that succeeded are measured a second time, at the end, so that the
-    noise can be known.
+    The kernels of a `batch` are built, then timed one after another; after the next batch they are timed again, then
+    1, 2, 4 … batches later, `passes` times at most: until a calm pass has found what was known. A neighbour has part of
+    the machine for seconds, or a minute: samples that are that far apart seldom stand in the same disturbance. A record
+    is there from the first pass on, the others make it longer. `again`: so many kernels of those that succeeded are
+    measured a second time, at the end, so that the noise can be known.
     """
 
     budget: float | None = None
@@ -55,5 +55,5 @@ class CollectSettings:
     passes: int = 1
 
 
-#: Kernels of a batch, and passes over it, where measurements are to be compared.
-BATCH, PASSES = 48, 3
+#: Kernels of a batch, and passes over it at most, where measurements are to be compared.
+BATCH, PASSES = 48, 6

@@ -11,17 +11,18 @@ import tvm
 from numpy.typing import NDArray
 
 from autofuse.measure.child import Handler
-from autofuse.measure.cold import cold_arguments, in_turn
+from autofuse.measure.cold import Arena, cold_arguments, in_turn
 from autofuse.measure.jobs import ArgumentSpec, MeasureJob, fill_inputs
-from autofuse.measure.references import build_references
-from autofuse.measure.timing import Samples, Steadiness, take_samples
+from autofuse.measure.references import build_probe, build_references
+from autofuse.measure.timing import Calm, Samples, Steadiness, take_samples, timed
 from autofuse.schedule.preparations import prepare
 
 
 def factory() -> Handler:
     """The handler of measuring jobs; the reference kernels are built once, here."""
     references = build_references()
-    steadiness = Steadiness()
+    steadiness, calm = Steadiness(), Calm(timed(build_probe()))
+    arena = Arena()
 
     def handle(request: dict[str, Any]) -> dict[str, Any]:
         job = MeasureJob.from_dict(request)
@@ -32,11 +33,13 @@ def factory() -> Handler:
         wrong = wrong_outputs(job, tensors)
         if wrong:
             return {"status": "wrong", "message": wrong}
-        hot = take_samples(lambda: kernel(*tensors), references, job.reference, job.limits, steadiness=steadiness)
+        hot = take_samples(
+            lambda: kernel(*tensors), references, job.reference, job.limits, steadiness=steadiness, calm=calm
+        )
         cold = None
-        if sets := cold_arguments(job, arrays, tensors):
+        if sets := cold_arguments(job, arrays, tensors, arena):
             run = in_turn(kernel, sets)
-            cold = take_samples(run, references, job.reference, job.limits.cold, steadiness=steadiness)
+            cold = take_samples(run, references, job.reference, job.limits.cold, steadiness=steadiness, calm=calm)
         return answer_of(hot, cold)
 
     return handle
@@ -44,7 +47,8 @@ def factory() -> Handler:
 
 def answer_of(hot: Samples, cold: Samples | None) -> dict[str, Any]:
     """What the runner is told of a kernel that was timed."""
-    answer: dict[str, Any] = {"status": "ok", "samples": hot.kernel, "references": hot.references}
+    calm = hot.calm and (cold is None or cold.calm)
+    answer: dict[str, Any] = {"status": "ok", "samples": hot.kernel, "references": hot.references, "calm": calm}
     if cold is not None:
         answer |= {"cold_samples": cold.kernel, "cold_references": cold.references}
     return answer
