@@ -3,8 +3,8 @@
 LLVM does not vectorise these functions; replacing how TVM lowers them gives every kernel the fast form. Float32 only,
 other types keep the library's. Largest errors, checked by tests/test_intrinsics.py: exp and sigmoid 3e-7, tanh 5e-7,
 erf 6e-7, log 3e-7, relative (log: absolute near 1); of what models make of them, mish, gelu and swish, 4e-7 relative to
-|x|. exp is zero below -87, sigmoid below -89; NaN stays NaN, exp(-inf) is 0. What bounds their speed is the number of operations in all, then that of multiply-adds, then the division.
-The coefficients come from scripts/fit_intrinsics.py.
+|x|. exp is zero below -87, sigmoid below -89; NaN stays NaN, exp(-inf) is 0. What bounds their speed is the number of
+operations in all, then that of multiply-adds, then the division. The coefficients come from scripts/fit_intrinsics.py.
 """
 
 from __future__ import annotations
