@@ -15,6 +15,7 @@ from autofuse.graph.keys import canonical_text, workload_key
 from autofuse.measure import (
     BuildRequest,
     CollectItem,
+    CollectStats,
     MeasureJob,
     MeasureResult,
     ReplayBuilder,
@@ -66,14 +67,21 @@ def request(item: CollectItem, text: str, library: Path) -> BuildRequest:
     return BuildRequest(item.key, text, str(library), tir_digest="0123456789abcdef")
 
 
-def collect_into(path: str, added: Callable[[], object], most: int = ITEMS) -> int:
+def collect_into(path: str, added: Callable[[], object], most: int = 20 * ITEMS) -> int:
     """Collect what the store does not hold yet, `added` called after each record; the number of records added.
 
-    The measurement after `most` records hangs.
+    The measurement after the first `most` hangs.
     """
+    known = 0
+
+    def told(stats: CollectStats, text: str) -> None:
+        nonlocal known
+        for _ in range(known, stats.done):
+            added()
+        known = stats.done
+
     with SqliteStore(path) as store:
         hardware = RecordedHardware("hw1", "a machine")
-        told = lambda stats, text: added()  # noqa: E731
         return collect(items(), store, Anything(most), ReplayBuilder(), hardware, request, progress=told).done
 
 

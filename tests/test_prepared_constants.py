@@ -173,7 +173,7 @@ def test_a_measured_kernel_is_checked_on_the_constants_of_the_model(analysed: An
         return measure(job.to_dict())
 
     found = answer(right)
-    assert found["status"] == "ok" and len(found["samples"]) >= 3 and 2 <= len(found["cold_samples"]) <= 4
+    assert found["status"] == "ok" and found["samples"] and 1 <= len(found["cold_samples"]) <= 4
     assert answer(other)["status"] == "wrong"
 
     arrays = kernel_arrays(job.arguments, 0)

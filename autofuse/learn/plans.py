@@ -19,6 +19,7 @@ from autofuse.learn.dataset import repeated
 from autofuse.records.identity import KeyOf, default_key, identity_of
 from autofuse.records.record import Identity, Record
 from autofuse.records.store import RecordStore
+from autofuse.search.costing import UNBUILDABLE_SECONDS
 from autofuse.search.problem import Choice, SearchProblem, SearchResult, Thresholds
 from autofuse.target import Hardware
 
@@ -161,7 +162,8 @@ class MeasuredKernels:
 class OnlyMeasured(CostModel):
     """`base` where a kernel was measured (None: the measured latency itself), infinity elsewhere.
 
-    Views, which are no kernels, cost what the analytical model says.
+    Operators alone cost a second instead, which no plan pays that can do without: every operator needs a choice. Views,
+    which are no kernels, cost what the analytical model says.
     """
 
     name: ClassVar[str] = "measured"
@@ -175,11 +177,12 @@ class OnlyMeasured(CostModel):
     def costs(self, candidates: Sequence[Candidate]) -> Array:
         """Seconds of each candidate; see CostModel."""
         measured = self._kernels.seconds(candidates, self._cold)[:, 0]
-        costs = np.where(np.isnan(measured), np.inf, measured)
+        alone = [len(c.group.members) == 1 for c in candidates]
+        costs = np.where(np.isnan(measured), np.where(alone, UNBUILDABLE_SECONDS, np.inf), measured)
         views = [i for i, c in enumerate(candidates) if c.family.name == _VIEW]
         if views:
             costs[views] = self._views.costs([candidates[i] for i in views])
-        known = [i for i in map(int, np.flatnonzero(np.isfinite(costs))) if candidates[i].family.name != _VIEW]
+        known = [i for i in map(int, np.flatnonzero(~np.isnan(measured))) if candidates[i].family.name != _VIEW]
         if self._base is not None and known:
             costs[known] = self._base.costs([candidates[i] for i in known])
         return costs

@@ -23,6 +23,8 @@ SLACK = 1 + 1e-12  # sums of the same numbers in another order differ by roundin
 _QUICK_BEAM = 8  # states a level in the first look for a bound
 _TRANSITIONS_PER_STATE = 8  # transitions that count as one more state against the cap
 _CAPPED_BEAM = 24  # states a level once a region ran over its cap
+_LARGE = 500  # operators of a region above which cap and beam shrink, so that its levels together take no longer
+_LEAST_BEAM = 4
 
 
 @dataclass
@@ -87,7 +89,9 @@ class RegionSearch:
         minimise_peak: bool = False,
         cap: int | None = None,
     ) -> None:
-        self.cap = thresholds.states_per_region if cap is None else cap
+        room = min(1.0, _LARGE / len(region.operators))
+        self.cap = int((thresholds.states_per_region if cap is None else cap) * room)
+        self.capped_beam = max(_LEAST_BEAM, int(_CAPPED_BEAM * room))
         self.region = region
         self.choices = region.choices
         self.thresholds = thresholds
@@ -165,7 +169,7 @@ class RegionSearch:
             states = levels[level]
             self.work += 0 if quick else len(states)
             if not beam and self.work > self.cap:
-                beam = _CAPPED_BEAM
+                beam = self.capped_beam
             if beam and len(states) > beam:
                 kept = _best_states(states, beam)
                 if not quick:
