@@ -40,8 +40,10 @@ _USUAL_BUDGET = 48
 _POOL = 4096
 _LEAST_BUDGET = 24
 # Sets looked at in a whole graph, those of repeated parts counted once: budgets shrink when the operators that are left
-# would take more.
+# would take more. What follows, costing and the search, takes longer than in proportion: of more operators than
+# _MANY_OPERATORS fewer sets are looked at in all.
 _WHOLE_BUDGET = 40_000
+_MANY_OPERATORS = 800
 # The same for groups with recomputed producers.
 _USUAL_RECOMPUTED = 8
 _RECOMPUTED_POOL = 512
@@ -90,8 +92,8 @@ class GroupEnumerator:
 
     def _usual(self, left: int) -> int:
         """Sets to look at around one of the `left` operators that are left, on average."""
-        share = max(1, _WHOLE_BUDGET - self._spent) / left
-        return _USUAL_BUDGET if share >= _USUAL_BUDGET else max(1, int(share * share / _USUAL_BUDGET))
+        whole = _WHOLE_BUDGET * min(1.0, _MANY_OPERATORS / max(1, self._growth.growable.bit_count()))
+        return int(min(_USUAL_BUDGET, max(1.0, (whole - self._spent) / left)))
 
     def _grow(self, seed: int, usual: int, far: bool) -> None:
         """Sets around an operator: once straight on as far as it goes, then breadth first."""

@@ -103,6 +103,7 @@ class RegionSearch:
         self.sizes = [sizes[op] for op in region.operators]
         self.track_memory = bool(max_memory) or minimise_peak
         self.exact = True
+        self._loose_of: dict[int, int] = {}
         self.work = 0  # states, and transitions that weigh as much
         self.may_skip = skippable(region)
         # A bound of what is left: the prices of what is undecided. Choices pay for what they recompute too.
@@ -267,7 +268,7 @@ class RegionSearch:
             choice = self.choices[j]
             if not choice.reads & ~decided:
                 decided |= choice.owned
-                lost |= choice.owned & ~choice.writes
+                lost |= self._loose(j)
                 if lost:
                     lost = self._still_needed(lost, decided)
                     if self._too_many(lost, quick):
@@ -283,7 +284,7 @@ class RegionSearch:
                 break
             if choice.reads & lost:
                 return
-            stack.pop()
+            done = stack.pop()
             if self.track_memory:
                 live |= choice.writes
                 peak = sum(self.sizes[v] for v in bits(live))
@@ -294,7 +295,7 @@ class RegionSearch:
                 if self.minimise_peak:
                     value = max(value, peak)
             decided |= choice.owned
-            lost = self._still_needed(lost | choice.owned & ~choice.writes, decided)
+            lost = self._still_needed(lost | self._loose(done), decided)
             live = self._still_live(live, decided) if self.track_memory else 0
         if self._too_many(lost, quick):
             return
@@ -329,6 +330,14 @@ class RegionSearch:
                 left |= low
             lost ^= low
         return left
+
+    def _loose(self, j: int) -> int:
+        """The results of choice j's operators that are not in memory and that an operator outside may want."""
+        loose = self._loose_of.get(j)
+        if loose is None:
+            choice = self.choices[j]
+            loose = self._loose_of[j] = self._still_needed(choice.owned & ~choice.writes, choice.owned)
+        return loose
 
     def _still_live(self, live: int, decided: int) -> int:
         return self._still_needed(live, decided) | (live & self.region.must_write)
