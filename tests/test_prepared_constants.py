@@ -142,12 +142,18 @@ def test_the_cheapest_of_both_families_is_chosen(analysed: Analysed) -> None:
     assert (choice.family, choice.config, choice.cost) == (best.family.name, best.config.text, min(costs))
 
 
-def test_a_measured_kernel_is_checked_on_the_constants_of_the_model(analysed: Analysed, tmp_path: Path) -> None:
+def test_a_measured_kernel_is_checked_on_the_constants_of_the_model(
+    analysed: Analysed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The child prepares what it filled in: right outputs are those of the raw constant, others are wrong."""
+    from autofuse.measure import timing
     from autofuse.measure.compiler import factory as compiler
     from autofuse.measure.worker import factory as worker
     from autofuse.measure.worker import kernel_arrays
 
+    # A pass ends early while neighbours disturb it, which is not what is looked at here.
+    monkeypatch.setattr(timing.Calm, "look", lambda self: True)
+    monkeypatch.setattr(timing, "_undisturbed", lambda times, usual, count, limits: list(range(count)))
     group = Group.of(analysed.graph, of_kind(analysed, "nn.conv2d")[:1])
     items = items_of([group], families(), analysed.hardware, "net", configs=1)
     item = next(i for i in items if i.candidate.family.name == "winograd")
@@ -173,7 +179,7 @@ def test_a_measured_kernel_is_checked_on_the_constants_of_the_model(analysed: An
         return measure(job.to_dict())
 
     found = answer(right)
-    assert found["status"] == "ok" and found["samples"] and 1 <= len(found["cold_samples"]) <= 4
+    assert found["status"] == "ok" and len(found["samples"]) >= 3 and 2 <= len(found["cold_samples"]) <= 4
     assert answer(other)["status"] == "wrong"
 
     arrays = kernel_arrays(job.arguments, 0)
