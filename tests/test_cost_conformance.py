@@ -11,12 +11,13 @@ from learn_stores import MACHINE, small_predictor, trusting_model
 from test_cost_analytical import FULL, FakeConfiguration, FakeFamily, one
 
 from autofuse.cost import AnalyticalCostModel, Candidate, CostModel
+from autofuse.cost.gpu import GpuCostModel
 from autofuse.graph.model import Work
 from autofuse.learn import LearnedCostModel
 from autofuse.records import MemoryStore, Record, RecordedHardware, Workload
 from autofuse.records.identity import identity_of
 from autofuse.records.model import RecordedCostModel
-from autofuse.target import Hardware
+from autofuse.target import GpuHardware, Hardware
 
 
 def recorded(fallback: CostModel) -> RecordedCostModel:
@@ -35,6 +36,7 @@ def recorded(fallback: CostModel) -> RecordedCostModel:
 MODELS: dict[str, Callable[[], CostModel]] = {
     "analytical": lambda: AnalyticalCostModel(Hardware()),
     "analytical, cold weights": lambda: AnalyticalCostModel(Hardware(), cold=True),
+    "analytical, GPU": lambda: GpuCostModel(GpuHardware()),
     "learned, cold weights": lambda: LearnedCostModel(small_predictor().card, small_predictor().files, MACHINE, True),
     "learned": lambda: LearnedCostModel(small_predictor().card, small_predictor().files, MACHINE),
     "recorded": lambda: recorded(AnalyticalCostModel(Hardware())),

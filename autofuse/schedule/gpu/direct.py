@@ -16,7 +16,7 @@ from autofuse.graph.model import Group, Operator
 from autofuse.graph.reasons import Refusal
 from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily, remembered
 from autofuse.schedule.gpu.elementwise import INJECTIVE
-from autofuse.schedule.gpu.shape import BASE_REGISTERS, GpuShape, ceil_div
+from autofuse.schedule.gpu.shape import BASE_REGISTERS, GpuShape, ceil_div, whole_lines
 from autofuse.target import GpuHardware, Hardware
 
 if TYPE_CHECKING:
@@ -117,7 +117,10 @@ class GpuDirectFamily(ScheduleFamily):
         return sorted(offered, key=lambda c: (places.index(c.places), apart(c)))
 
     def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
-        """Every read goes to L1, of neighbours along a row once; what rows share comes from there or from L2."""
+        """Every read goes to L1, of neighbours along a row once; what rows share comes from there or from L2.
+
+        Neighbouring lanes read vectors that are `places` apart, for which L1 gives more lines.
+        """
         assert isinstance(config, GpuDirectConfig) and isinstance(hardware, GpuHardware)
         size = _found(group)
         tensors = group.graph.tensors
@@ -130,14 +133,15 @@ class GpuDirectFamily(ScheduleFamily):
         window = round(size.reads**0.5)
         # Along a row, `places` windows read places + window - 1 columns instead of places · window.
         shared = (config.places + window - 1) / (config.places * window)
+        lines = min(config.places, whole_lines(4 * size.vector, hardware.line_bytes))
         return GpuShape(
             tasks=groups,
-            vector_fill=size.outer * size.columns / (groups * config.threads * config.places),
+            vector_fill=threads / (groups * config.threads),
             accumulators=width,
             independent_chains=width,
             recompute=blocks * config.places / size.columns,
             loads_per_fma=shared,
-            l1_bytes=memory + int(reads * shared),
+            l1_bytes=memory + int(reads * shared * lines),
             l2_bytes=memory + int(reads * shared / max(1, window)),
             l3_bytes=memory,
             memory_bytes=memory,

@@ -7,20 +7,29 @@ no configuration; what they make is also what the other families are compared wi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from autofuse.graph.model import Group
+from autofuse.graph.model import Graph, Group, Operator
 from autofuse.graph.reasons import Refusal
 from autofuse.schedule import ScheduleError
+from autofuse.schedule.cpu.rowspace import Rows, rows_of
 from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily
-from autofuse.schedule.gpu.shape import BASE_REGISTERS, GpuShape, ceil_div
+from autofuse.schedule.gpu.gemm import GpuGemmConfig, Product, product_of, tiled
+from autofuse.schedule.gpu.shape import GpuShape, ceil_div
 from autofuse.target import GpuHardware, Hardware
 from autofuse.target.gpu import MOST_THREADS, GpuChoice, described
 
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
+
+# What the rule for products makes, as a configuration of `gpu_gemm`: one buffer, 4 × 4 results a thread. Bytes that pad
+# its rows in LDS (read in compiled kernels).
+_TILES = GpuGemmConfig(rows=32, columns=64, depth=16, micro_rows=4, micro_columns=4, buffers=1)
+_PADDING = 768
+# Threads of the rule for reductions.
+_WAVE = 64
 
 
 @dataclass(frozen=True)
@@ -50,32 +59,57 @@ class DlightFamily(ScheduleFamily):
         return [DlightConfig()]
 
     def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
-        """A thread a result that reads all it needs by itself: the worst of what the rules make."""
+        """What the rules make, as their code shows: tiles for products, a wave for each result of a reduction (for each
+        row of a softmax), a thread for each result of anything else. Kernels of the same tiles as `gpu_gemm`'s are
+        taken to do the same around their products.
+        """
         assert isinstance(hardware, GpuHardware)
         op = group.operators[0]
         tensors = group.graph.tensors
         memory = sum(tensors[t].bytes for t in (*group.inputs, *group.outputs))
         results = prod(tensors[op.outputs[0]].shape)
-        reads = 4 * results * prod(op.reduction) * max(1, len(op.inputs)) if op.reduction else 0
+        product = product_of(op, group)
+        if isinstance(product, Product):
+            made = tiled(product, _TILES, memory, 4 * results)
+            return replace(made, lds_bytes=made.lds_bytes + _PADDING)
+        if op.reduction:
+            return _waves(op, group.graph, memory)
         groups = ceil_div(results, MOST_THREADS)
         return GpuShape(
             tasks=groups,
             vector_fill=results / (groups * MOST_THREADS),
-            loads_per_fma=2.0 if op.reduction else 0.0,
-            l1_bytes=memory + reads,
-            l2_bytes=memory + reads // 4,
+            l1_bytes=memory,
+            l2_bytes=memory,
             l3_bytes=memory,
             memory_bytes=memory,
             footprint=ceil_div(memory, groups),
             threads=MOST_THREADS,
-            registers=2 * BASE_REGISTERS,
-            launches=op.blocks,
         )
 
     def apply(self, func: PrimFunc, group: Group, config: Any, hardware: Hardware) -> PrimFunc:
         """What TVM's rules make of the function. ScheduleError where none of them takes it."""
         assert isinstance(hardware, GpuHardware)
         return scheduled_by_rules(func, hardware)
+
+
+def _waves(op: Operator, graph: Graph, memory: int) -> GpuShape:
+    """A wave a row of a softmax or a normalisation, else for each result, its lanes along what is read."""
+    reads = prod(op.reduction)
+    rows = rows_of(op, graph)
+    tasks = rows.rows * rows.lanes if isinstance(rows, Rows) else prod(graph.tensors[op.outputs[0]].shape)
+    steps = ceil_div(reads, _WAVE)
+    return GpuShape(
+        tasks=tasks,
+        vector_fill=reads / (steps * _WAVE),
+        l1_bytes=memory + 4 * tasks * reads * max(1, op.blocks - 1),
+        l2_bytes=memory,
+        l3_bytes=memory,
+        memory_bytes=memory,
+        footprint=8 * reads,
+        threads=_WAVE,
+        lds_bytes=4 * _WAVE,
+        barriers=op.blocks,
+    )
 
 
 def scheduled_by_rules(func: PrimFunc, hardware: GpuHardware) -> PrimFunc:

@@ -12,13 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from autofuse.graph.model import Group, Operator
+from autofuse.graph.model import Group, Operator, Work
 from autofuse.graph.reasons import Refusal
 from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily, remembered
 from autofuse.schedule.gpu.elementwise import INJECTIVE
+from autofuse.schedule.gpu.roof import terms
 from autofuse.schedule.gpu.shape import BASE_REGISTERS, GpuShape, ceil_div
 from autofuse.target import GpuHardware, Hardware
 from autofuse.target.gpu import MOST_THREADS
@@ -30,6 +33,10 @@ _CONFIGURATIONS = 24
 _TILES = (128, 64, 32, 16)
 _MICRO = ((8, 8), (8, 4), (4, 8), (4, 4), (4, 2), (2, 4), (2, 2))
 _DEPTHS = (16, 8)
+# Instructions of a lane around each piece of the depth: addresses, loads, stores to LDS (counted in compiled kernels).
+_AROUND_A_PIECE = 60
+# What a piece waits where its tile is brought before it is multiplied, in barriers.
+_WAITS_PER_PIECE = 4
 
 
 @dataclass(frozen=True)
@@ -141,53 +148,16 @@ class GpuGemmFamily(ScheduleFamily):
         return found if isinstance(found, Refusal) else None
 
     def configs(self, group: Group, hardware: Hardware) -> Sequence[GpuGemmConfig]:
-        """Tiles that fit the card, those first whose rounds over the units take least."""
+        """Tiles that fit the card, those first that take least by `roof.terms`."""
         assert isinstance(hardware, GpuHardware)
-        size = _extents(group)
-        found: dict[GpuGemmConfig, float] = {}
-        for rows in _TILES:
-            for columns in _TILES:
-                for micro_rows, micro_columns in _MICRO:
-                    for depth in _DEPTHS:
-                        for buffers in (2, 1):
-                            config = GpuGemmConfig(rows, columns, depth, micro_rows, micro_columns, buffers)
-                            if _sensible(config, size, hardware):
-                                found[config] = _guess(config, size, hardware)
-        return sorted(found, key=lambda c: (found[c], c.text))[:_CONFIGURATIONS]
+        return _ranked(_extents(group), hardware)[:_CONFIGURATIONS]
 
     def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
-        """Each workgroup reads its rows and columns once; L2 is asked for all of it, memory once."""
+        """See `tiled`."""
         assert isinstance(config, GpuGemmConfig) and isinstance(hardware, GpuHardware)
-        size = _extents(group)
         tensors = group.graph.tensors
         memory = sum(tensors[t].bytes for t in (*group.inputs, *group.outputs))
-        rows, columns = ceil_div(size.rows, config.rows), ceil_div(size.columns, config.columns)
-        groups = size.batches * rows * columns
-        depth = ceil_div(size.depth, config.depth) * config.depth
-        moved = 4 * groups * depth * (config.rows + config.columns)
-        results = sum(tensors[t].bytes for t in group.outputs)
-        micro = config.micro_rows * config.micro_columns
-        executed = groups * config.rows * config.columns * depth
-        needed = size.batches * size.rows * size.columns * size.depth
-        reads = executed // micro * (config.micro_rows + config.micro_columns) * 4
-        return GpuShape(
-            tasks=groups,
-            vector_fill=needed / executed,
-            accumulators=micro,
-            independent_chains=micro,
-            recompute=executed / needed,
-            loads_per_fma=(config.micro_rows + config.micro_columns) / (4 * micro),
-            l1_bytes=moved + results,
-            l2_bytes=moved + results,
-            l3_bytes=memory,
-            memory_bytes=memory,
-            footprint=ceil_div(moved, groups),
-            threads=config.threads,
-            registers=config.registers,
-            lds_bytes=config.lds_bytes,
-            lds_traffic=moved + reads,
-            barriers=(depth // config.depth) * (1 if config.buffers == 2 else 2),
-        )
+        return tiled(_extents(group), config, memory, sum(tensors[t].bytes for t in group.outputs))
 
     def apply(self, func: PrimFunc, group: Group, config: Any, hardware: Hardware) -> PrimFunc:
         """See the module's description."""
@@ -219,28 +189,48 @@ def _sensible(config: GpuGemmConfig, size: Product, hardware: GpuHardware) -> bo
     return registers <= 128 and hardware.resident_waves(registers, config.lds_bytes, threads) > 0
 
 
-def _guess(config: GpuGemmConfig, size: Product, hardware: GpuHardware) -> float:
-    """A rough time in cycles, to order configurations without a cost model.
+@lru_cache(maxsize=1024)
+def _ranked(size: Product, hardware: GpuHardware) -> tuple[GpuGemmConfig, ...]:
+    """The configurations that fit, best guess first: what stands around a product hardly changes their order."""
+    work = Work(fma=size.batches * size.rows * size.columns * size.depth)
+    found: dict[GpuGemmConfig, float] = {}
+    for rows, columns, (micro_rows, micro_columns), depth, buffers in product(_TILES, _TILES, _MICRO, _DEPTHS, (2, 1)):
+        config = GpuGemmConfig(rows, columns, depth, micro_rows, micro_columns, buffers)
+        if _sensible(config, size, hardware):
+            found[config] = terms(work, tiled(size, config, 0, 0), hardware)["total"]
+    return tuple(sorted(found, key=lambda c: (found[c], c.text)))
 
-    A unit's workgroups share its multiply-adds, its LDS and its part of L2, and hide each other's waiting as far as
-    there are waves of them; the last round may leave units idle.
+
+def tiled(size: Product, config: GpuGemmConfig, memory: int, results: int) -> GpuShape:
+    """A product in tiles (bytes: memory, results).
+
+    Each workgroup reads its rows and columns once; L2 is asked for all of it, memory once. A lane does a little besides
+    its multiply-adds: reads from LDS, and addresses of what it brings there.
     """
-    groups = size.batches * ceil_div(size.rows, config.rows) * ceil_div(size.columns, config.columns)
-    waves = hardware.waves_of(config.threads)
-    resident = max(1, hardware.resident_waves(config.registers, config.lds_bytes, config.threads) // waves)
-    each = ceil_div(groups, hardware.cores)
-    busy = min(resident, each)
+    rows, columns = ceil_div(size.rows, config.rows), ceil_div(size.columns, config.columns)
+    groups = size.batches * rows * columns
     pieces = ceil_div(size.depth, config.depth)
-    micro = config.micro_rows * config.micro_columns
-    operands = config.micro_rows + config.micro_columns
-    per_cycle = hardware.fma_per_second / hardware.frequency_hz
-    # Of a piece of the depth: multiply-adds with what else a lane does for them, LDS, L2.
-    steps = config.depth * config.threads
-    arithmetic = steps * (micro + operands / 4 + 1) + 30 * config.threads
-    lds = 4 * steps * operands / (hardware.lds_bandwidth / hardware.frequency_hz)
-    memory = 4 * config.depth * (config.rows + config.columns) / (hardware.l2_bandwidth / hardware.frequency_hz)
-    work = max(arithmetic / per_cycle, lds, memory)
-    # What a piece waits for memory at least, and what of it the other workgroups' work does not cover.
-    latency = 300.0 if config.buffers == 2 else 600.0
-    alone = arithmetic / (per_cycle * min(1.0, waves / hardware.simds)) + latency
-    return pieces * ceil_div(each, busy) * max(busy * work, alone)
+    depth = pieces * config.depth
+    moved = 4 * groups * depth * (config.rows + config.columns)
+    micro, operands = config.micro_rows * config.micro_columns, config.micro_rows + config.micro_columns
+    executed = groups * config.rows * config.columns * depth
+    needed = size.batches * size.rows * size.columns * size.depth
+    lanes = groups * config.threads
+    return GpuShape(
+        tasks=groups,
+        accumulators=micro,
+        independent_chains=micro,
+        recompute=executed / needed,
+        loads_per_fma=operands / (4 * micro),
+        l1_bytes=moved + results,
+        l2_bytes=moved + results,
+        l3_bytes=memory,
+        memory_bytes=memory,
+        footprint=ceil_div(moved, groups),
+        extra_simple=int(lanes * (depth * (operands / 4 + 0.5) + pieces * _AROUND_A_PIECE) * needed / executed),
+        threads=config.threads,
+        registers=config.registers,
+        lds_bytes=config.lds_bytes,
+        lds_traffic=moved + executed // micro * operands * 4,
+        barriers=pieces * (1 if config.buffers == 2 else 1 + _WAITS_PER_PIECE),
+    )

@@ -15,7 +15,8 @@ from autofuse.graph.model import Group, MappingType, Operator
 from autofuse.graph.reasons import Refusal
 from autofuse.schedule.cpu.rowspace import INJECTIVE, Rows, rows_of, view
 from autofuse.schedule.family import Configuration, ScheduleFamily, remembered
-from autofuse.schedule.gpu.shape import BASE_REGISTERS, GpuShape, ceil_div
+from autofuse.schedule.gpu.roof import terms
+from autofuse.schedule.gpu.shape import BASE_REGISTERS, GpuShape, ceil_div, whole_lines
 from autofuse.target import GpuHardware, Hardware
 from autofuse.target.gpu import MOST_THREADS
 
@@ -100,24 +101,15 @@ class GpuRowsFamily(ScheduleFamily):
                             config = GpuRowsConfig(count, across, along, vector, 0)
                             for keep in (1, 0) if config.steps(rows.elements) * vector <= MOST_KEPT else (0,):
                                 made = GpuRowsConfig(count, across, along, vector, keep)
-                                found[made] = self._guess(group, made, hardware)
+                                found[made] = terms(group.work, self.shape(group, made, hardware), hardware)["total"]
                     across *= 2
-        return sorted(found, key=lambda c: (found[c], c.text))[:_CONFIGURATIONS]
-
-    def _guess(self, group: Group, config: GpuRowsConfig, hardware: GpuHardware) -> float:
-        """A rough time in cycles, to order configurations without a cost model: rounds of waves × steps of each."""
-        rows = _rows(group)
-        shape = self.shape(group, config, hardware)
-        resident = max(1, hardware.resident_waves(shape.registers, shape.lds_bytes, shape.threads))
-        waves = shape.tasks * hardware.waves_of(config.threads)
-        rounds = -(-waves // (hardware.cores * resident))
-        passes = 1 if config.keep else 1 + sum(op.blocks for op in group.operators if op.reduction)
-        # A load takes some hundred cycles whatever its width; a wave's later loads hide behind each other.
-        steps = config.steps(rows.elements)
-        return rounds * (passes * (400 + 40 * steps + 8 * steps * config.vector) + 60 * shape.barriers)
+        return sorted(found, key=lambda c: (found[c], c.steps(rows.elements), c.threads, c.text))[:_CONFIGURATIONS]
 
     def shape(self, group: Group, config: Configuration, hardware: Hardware) -> GpuShape:
-        """Operands pass once from memory where a thread keeps them, else once for each pass over the rows."""
+        """Operands pass once from memory where a thread keeps them, else once for each pass over the rows.
+
+        L1 gives whole lines, however few threads stand along a row.
+        """
         assert isinstance(config, GpuRowsConfig) and isinstance(hardware, GpuHardware)
         rows = _rows(group)
         tensors = group.graph.tensors
@@ -129,6 +121,10 @@ class GpuRowsFamily(ScheduleFamily):
         kept = config.steps(rows.elements) * config.vector if config.keep else 2 * config.vector
         levels = 0 if config.across == 1 else 1 if config.across <= FEW else 2
         threads = config.threads
+        together, all_of = (
+            (config.along, rows.lanes) if rows.lanes > 1 else (config.across * config.vector, rows.elements)
+        )
+        lines = whole_lines(4 * together, hardware.line_bytes) if together < all_of else 1.0
         used = rows.rows * rows.lanes * rows.elements
         slots = groups * threads * config.steps(rows.elements) * config.vector
         return GpuShape(
@@ -136,7 +132,7 @@ class GpuRowsFamily(ScheduleFamily):
             vector_fill=used / slots,
             accumulators=config.vector,
             independent_chains=config.vector,
-            l1_bytes=memory + again,
+            l1_bytes=int((memory + again) * lines),
             l2_bytes=memory + (again if wide // groups > hardware.l1_bytes else 0),
             l3_bytes=memory,
             memory_bytes=memory,

@@ -35,3 +35,10 @@ class GpuShape(KernelShape):
 def ceil_div(a: int, b: int) -> int:
     """a / b rounded up."""
     return -(-a // b)
+
+
+def whole_lines(together: int, line_bytes: int) -> float:
+    """Bytes that pass L1 for each byte used, where neighbouring lanes read runs of `together` bytes apart: it gives a
+    wave whole lines, one after another.
+    """
+    return max(1.0, line_bytes / max(4, together))
