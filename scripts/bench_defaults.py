@@ -214,8 +214,10 @@ def section(raws: Sequence[Raw]) -> str:
         "## The default configuration\n\n"
         "Written by `scripts/bench_defaults.py`: the dearest groups of each network's plan by family, all"
         " configurations that families offer for such a group timed in turns, with the weights in the cache or not as"
-        " the network has them. Chosen: what the analytical cost model takes without any record; first listed: what the"
-        " family names first. A ratio is a median over the rounds; the best of many is a little lucky.\n\n"
+        " the network has them. Chosen: what the analytical cost model takes without any record; first listed: the"
+        " first configuration of the first family in the registry that takes the group, which chooses between no"
+        " families (3×3 convolutions: direct ones come before Winograd). A ratio is a median over the rounds; the best"
+        " of many is a little lucky.\n\n"
     )
     text += table(headings, rows)
     if lines:

@@ -73,8 +73,12 @@ def configs(window: W.Window, p: Plane, hardware: Hardware) -> list[PlaneConfigu
     tiles = W.columns(row, most, 1, 4)[:2]
     dear = any(op.work.special or op.work.divide for op in window.prologue)
     choices = {(True, True): [1, 2], (True, False): [0, 1], (False, True): [1, 0], (False, False): [0]}
-    pads = choices[window.padded, dear]
     elements = p.planes * p.oh * p.ow * p.lanes
+
+    def pads(mt: int) -> list[int]:
+        found = choices[window.padded, dear]
+        return sorted(found, reverse=True) if window.padded and not dear and _edges(p, mt, hardware) > 0.5 else found
+
     serial = elements * max(1, p.kh * p.kw // 4) < 16_384
     # Whole planes when there are enough of them and they fit L1, else blocks of rows.
     wanted = max(1.0, 4.0 * hardware.cores / p.planes)
@@ -87,16 +91,30 @@ def configs(window: W.Window, p: Plane, hardware: Hardware) -> list[PlaneConfigu
     found: dict[PlaneConfiguration, None] = {}
     if serial:
         for mt in tiles:
-            for pad in pads:
+            for pad in pads(mt):
                 found[PlaneConfiguration(mt, p.oh, pad, 0, 0)] = None
     share = W.divisor_near(p.oh, max(1.0, p.oh / hardware.cores))
     by_rows = [(share, 1)] if share < p.oh and _by_rows(p, hardware) else []
     for hb, order in (*by_rows, *((hb, 0) for hb in rows[:2])):
         for mt in tiles:
-            for pad in pads:
+            for pad in pads(mt):
                 tasks = p.planes * (p.oh // hb)
                 found[PlaneConfiguration(mt, hb, pad, order, int(tasks > 1))] = None
     return list(found)[:12]
+
+
+def _edges(p: Plane, mt: int, hardware: Hardware) -> float:
+    """Share of a row's columns whose taps each ask whether they are inside, where padding is inlined.
+
+    An edge of one tile is a loop of its own that knows; in one of more tiles every tap asks, as it does where the
+    window is wider than a tile of columns and so reaches over both edges of a row.
+    """
+    tile = mt * (1 if p.lanes > 1 else hardware.lanes)
+    padding = max(0, (p.ow - 1) * p.strides[1] + (p.kw - 1) * p.dilation[1] + 1 - p.width)
+    if padding and p.lanes == 1 and p.kw > tile and p.ow > tile:
+        return 1.0
+    tiles = math.ceil(padding / 2 / p.strides[1] / tile)
+    return min(1.0, 2 * tiles * tile / p.ow) if tiles > 1 else 0.0
 
 
 def _by_rows(p: Plane, hardware: Hardware) -> bool:
@@ -116,6 +134,8 @@ def shape(window: W.Window, p: Plane, c: PlaneConfiguration, hardware: Hardware)
     fill = 1.0 if p.lanes > 1 else p.ow / (vectors * hardware.lanes)
     if p.lanes == 1 and p.strides[1] > 1:
         fill /= 2.0  # strided loads are assembled from several vectors
+    if not c.pad and window.padded:
+        fill /= 1.0 + _edges(p, c.mt, hardware)
     passes = 1 + (2 if c.pad else 0)
     l1 = tasks * (taps * task_out + task_out + (2 * task_data if c.pad else 0))
     spill = task_data > hardware.l1_bytes // 2
