@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from zoo_page import PEERS, compiled, over_dp, over_fastest_peer, time_of  # noqa: E402
+from zoo_figures import PEERS, compiled, over_dp, over_fastest_peer, time_of  # noqa: E402
 
 from autofuse.frontend import zoo  # noqa: E402
 from autofuse.report.results import geometric_mean, number, table  # noqa: E402

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from zoo_figures import Raw
+
 from autofuse.bench.peers.probe import ARITHMETIC_SIZE, MEMORY_BYTES
 from autofuse.report.results import number, table
 
-Raw = Mapping[str, Any]
 #: Share of the limit that a network should reach.
 GOAL = 0.85
 

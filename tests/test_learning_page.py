@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 import bench_learned
 import bench_reuse
 import learning_page
-import zoo_page
+import zoo_tables
 
 MACHINE = {
     "cpu": "A CPU", "isa": "avx2", "cores": 2, "processors": 2, "l1_bytes": 32 << 10, "l2_bytes": 512 << 10,
@@ -74,6 +74,6 @@ def test_learned_costs_have_a_table_in_the_results() -> None:
         }
         for n, way in enumerate(bench_learned.WAYS)
     }
-    text = zoo_page.learned_table([{"network": "net", "ways": ways}])
+    text = zoo_tables.learned_table([{"network": "net", "ways": ways}])
     assert "| net | 2.000 | 1.100 | 1.200 | 1.300 | 1.400 | 20 | 21 | 22 | 0.95 | 12 predicted, 8 record |" in text
     assert "| geometric mean |  | 1.100 |" in text
