@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,11 +19,9 @@ from autofuse.records.record import quiet
 from autofuse.records.software import software_versions
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RecordStore]:
-    made: RecordStore = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "records.db")
-    with made:
-        yield fill(made)
+@pytest.fixture
+def store(store: RecordStore) -> RecordStore:
+    return fill(store)
 
 
 class TestEveryStore:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,12 +19,6 @@ from autofuse.records.identity import identity_of, layouts_text
 from autofuse.records.model import RecordedCostModel
 
 HERE = RecordedHardware("hw", "here")
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RecordStore]:
-    with MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "r.db") as made:
-        yield made
 
 
 class TestRecordedCosts:

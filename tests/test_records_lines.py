@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,11 +19,9 @@ from autofuse.records.record import CODEGEN_FIELDS, COLD_FIELDS
 from autofuse.records.schema import SCHEMA_VERSION
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RecordStore]:
-    made: RecordStore = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "records.db")
-    with made:
-        yield fill(made)
+@pytest.fixture
+def store(store: RecordStore) -> RecordStore:
+    return fill(store)
 
 
 class TestEveryStore:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,11 +26,9 @@ from autofuse.records.verify import verify
 from autofuse.target import Hardware
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RecordStore]:
-    made: RecordStore = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "records.db")
-    with made:
-        yield fill(made)
+@pytest.fixture
+def store(store: RecordStore) -> RecordStore:
+    return fill(store)
 
 
 def drifted(second: int, latency: float, drift: float = 1.0, **changes: object) -> Record:

@@ -1,0 +1,42 @@
+"""What a terminal shows of a collection."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from replayed_kernels import HERE, ITEMS, ask, results
+
+from autofuse.cli.collect_bar import counts_text, duration, left_to_do
+from autofuse.measure import CollectStats, ReplayBuilder, ReplayRunner, collect
+from autofuse.records import MemoryStore
+
+
+class TestProgress:
+    def test_tells_counts_rate_and_the_time_left(self) -> None:
+        stats = CollectStats(measured=30, failed=10, cached=5, skipped=0, left=80, seconds=20.0)
+        remaining, share = left_to_do(stats, None, None)
+        assert remaining == pytest.approx(40.0) and share == pytest.approx(1 / 3)
+        text = counts_text(stats, remaining)
+        for part in ("measured 30", "failed 10", "cached 5", "left 80", "2.0/s", "0:40 to go"):
+            assert part in text
+
+    def test_a_run_that_ends_earlier_ends_when_it_is_told(self) -> None:
+        stats = CollectStats(measured=40, left=80, seconds=20.0)
+        assert left_to_do(stats, 30.0, None)[0] == pytest.approx(10.0)
+        assert left_to_do(stats, 1000.0, 60)[0] == pytest.approx(10.0)
+        assert left_to_do(stats, 15.0, None) == (0.0, 1.0)
+        assert left_to_do(CollectStats(left=80), 30.0, None) == (30.0, 0.0)
+        assert "? to go" in counts_text(CollectStats(left=80), None)
+        assert duration(3723) == "1:02:03"
+
+    def test_shows_what_a_kernel_took_beside_the_best_of_its_workload(self) -> None:
+        store, told = MemoryStore(), []
+        made = results(ITEMS)
+        for number, key in enumerate(made):
+            made[key] = replace(made[key], samples=((number + 1) * 1e-4,), reference_samples={})
+        collect(
+            ITEMS, store, ReplayRunner(made), ReplayBuilder(), HERE, ask,
+            progress=lambda stats, what: None if what.startswith("built") else told.append(what),
+        )  # fmt: skip
+        assert told[:2] == ["100.0 µs, best 100.0 µs: a+relu", "200.0 µs, best 100.0 µs: a+relu"]
