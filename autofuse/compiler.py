@@ -355,7 +355,7 @@ def generate(
         return replace(made, group=group) if made else None
 
     tell("scheduling")
-    builder = KernelBuilder(analysed.fuser, analysed.hardware, alone)
+    builder = KernelBuilder(analysed.fuser, analysed.hardware, alone, costs)
     opaque = [c.group.members[0] for c in result.choices if not c.family]
     for op in (graph.operators[i] for i in opaque):
         if op.fusable:

@@ -20,7 +20,11 @@ from autofuse.codegen.build import build_with_fallback
 from autofuse.codegen.kernels import Assignment, KernelBuilder
 from autofuse.compiler import Analysed
 from autofuse.cost.model import Candidate, CostModel
+from autofuse.graph.keys import workload_key
 from autofuse.graph.model import Group
+from autofuse.records import MemoryStore, Record, RecordedHardware, Workload
+from autofuse.records.identity import identity_of
+from autofuse.records.model import RecordedCostModel
 from autofuse.schedule import ScheduleError
 from autofuse.schedule.cpu.elementwise import ElementwiseFamily
 from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily
@@ -179,6 +183,40 @@ class Failing(CostModel):
 
     def costs(self, candidates: Sequence[Candidate]) -> Any:
         return np.array([1e-6 if c.family.name in self.working else np.inf for c in candidates])
+
+
+@pytest.mark.parametrize("working", [("plain",), ()], ids=["another family", "none"])
+def test_a_schedule_that_is_known_to_fail_takes_no_other_s_place(branches: Analysed, working: tuple[str, ...]) -> None:
+    """Neither where a group fails nor where an operator alone does, or has no schedule left."""
+    costs = Failing(*working)
+    for singles in (alone(branches), lambda group: None):
+        builder = KernelBuilder(branches.fuser, branches.hardware, singles, costs)
+        tail = split_in(branches, Raising())[-1].group
+        split = builder.kernels([Assignment(tail, Raising(), NoChoice())])
+        single = builder.kernels([Assignment(Group.of(branches.graph, tail.members[:1]), Raising(), NoChoice())])
+        chosen = [k for k in split if singles(k.assignment.group) is None] + single
+        assert len(split) == 3 and len(single) == 1
+        assert [k.plain for k in chosen] == [not working] * len(chosen)
+        assert {k.assignment.family.name for k in chosen if not k.plain} == set(working)
+
+
+def test_of_the_others_the_cheapest_without_a_recorded_failure_is_taken(branches: Analysed) -> None:
+    (sigmoid,) = of_kind(branches, "sigmoid")
+    group, family = Group.of(branches.graph, [sigmoid]), ElementwiseFamily()
+    first, second = family.configs(group, branches.hardware)[:2]
+    key = workload_key(group)
+    with MemoryStore() as store:
+        store.add_hardware(RecordedHardware("here", "this machine"))
+        store.add_workload(Workload(key, "sigmoid"))
+        about = identity_of(Candidate(group, family, first), key, "here")
+        failure = Record(
+            key, "here", family.name, family.version, first.text, about.layouts, status="wrong", message="wrong"
+        )
+        store.add(failure)
+        costs = RecordedCostModel(store, "here", Failing(family.name))
+        builder = KernelBuilder(branches.fuser, branches.hardware, alone(branches), costs)
+        (kernel,) = builder.kernels([Assignment(group, Raising(), NoChoice())])
+    assert (kernel.assignment.family.name, kernel.assignment.config) == (family.name, second)
 
 
 @pytest.mark.parametrize("working", [("plain",), ()], ids=["another family", "none"])

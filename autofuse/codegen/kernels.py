@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from autofuse.codegen.fuse import GroupFuser
+from autofuse.cost.model import Candidate, CostModel
 from autofuse.graph.model import Group
 from autofuse.schedule import ScheduleError
 from autofuse.schedule.family import Configuration, ScheduleFamily
@@ -50,12 +53,20 @@ class KernelBuilder:
     """Schedules groups; equal groups with equal configurations once.
 
     `singles` gives the assignment of an operator alone, None if it has none: it is asked for when a group fails.
+    `costs` says what takes the place of an operator's schedule that fails: what it knows to fail as well never does.
     """
 
-    def __init__(self, fuser: GroupFuser, hardware: Hardware, singles: Callable[[Group], Assignment | None]) -> None:
+    def __init__(
+        self,
+        fuser: GroupFuser,
+        hardware: Hardware,
+        singles: Callable[[Group], Assignment | None],
+        costs: CostModel | None = None,
+    ) -> None:
         self._fuser = fuser
         self._hardware = hardware
         self._singles = singles
+        self._costs = costs
         self._made: dict[str, Kernel | Exception] = {}
 
     def schedule(self, assignment: Assignment) -> Kernel:
@@ -123,7 +134,7 @@ class KernelBuilder:
         for family in families(self._hardware.kind):
             if family.match(group, self._hardware) is not None:
                 continue
-            for config in family.configs(group, self._hardware):
+            for config in self._offered(group, family):
                 other = Assignment(group, family, config)
                 try:
                     kernel = self.schedule(other)
@@ -138,6 +149,14 @@ class KernelBuilder:
             raise ScheduleError(what) from error
         log.warning("%s: it runs as plain loops", what)
         return kernel
+
+    def _offered(self, group: Group, family: ScheduleFamily) -> list[Configuration]:
+        """The family's configurations without those that are known to fail, the cheapest first."""
+        configs = list(family.configs(group, self._hardware))
+        if self._costs is None:
+            return configs
+        costs = self._costs.costs([Candidate(group, family, config) for config in configs])
+        return [configs[i] for i in np.argsort(costs, kind="stable") if np.isfinite(costs[i])]
 
     def _key(self, assignment: Assignment) -> str:
         family = assignment.family
