@@ -186,19 +186,21 @@ class Sketch:
 
     def pool(
         self, data: Value, kind: str, window: Sequence[int], *, strides: Sequence[int] = (1, 1),
-        padding: Sequence[int] = (0, 0, 0, 0), ceil: bool = False, count_include_pad: bool = False,
+        padding: Sequence[int] = (0, 0, 0, 0), dilation: Sequence[int] = (1, 1), ceil: bool = False,
+        count_include_pad: bool = False,
     ) -> Value:  # fmt: skip
         """Max or average ("avg") pooling over axes 2 and 3."""
         base = data.answer
+        spread = [(window[i] - 1) * dilation[i] + 1 for i in range(2)]
         size = [base.shape[2 + i] + padding[i] + padding[2 + i] for i in range(2)]
         extent = []
         for i in range(2):
-            count = size[i] - window[i]
+            count = size[i] - spread[i]
             steps = -(-count // strides[i]) if ceil else count // strides[i]
             if ceil and steps * strides[i] >= base.shape[2 + i] + padding[i]:
                 steps -= 1  # a window may not start beyond the data
             extent.append(steps + 1)
-        reach = [size[i] + strides[i] + window[i] for i in range(2)]
+        reach = [size[i] + strides[i] + spread[i] for i in range(2)]
         large = np.full((*base.shape[:2], *reach, *base.shape[4:]), -np.inf if kind == "max" else 0, "float32")
         counted = np.zeros(reach)
         area = tuple(slice(padding[i], padding[i] + base.shape[2 + i]) for i in range(2))
@@ -208,19 +210,19 @@ class Sketch:
         for y in range(extent[0]):
             for x in range(extent[1]):
                 at = (
-                    slice(y * strides[0], y * strides[0] + window[0]),
-                    slice(x * strides[1], x * strides[1] + window[1]),
+                    slice(y * strides[0], y * strides[0] + spread[0], dilation[0]),
+                    slice(x * strides[1], x * strides[1] + spread[1], dilation[1]),
                 )
                 part = large[:, :, at[0], at[1]]
                 answer[:, :, y, x] = part.max((2, 3)) if kind == "max" else part.sum((2, 3)) / max(1, counted[at].sum())
 
         def build(tensor: te.Tensor) -> te.Tensor:
             return pool2d(
-                tensor, kind=kind, window=window, strides=strides, padding=padding, dilation=(1, 1), extent=extent,
+                tensor, kind=kind, window=window, strides=strides, padding=padding, dilation=dilation, extent=extent,
                 count_include_pad=count_include_pad,
             )  # fmt: skip
 
-        attrs = {"pool_size": window, "strides": strides, "padding": padding, "dilation": (1, 1)}
+        attrs = {"pool_size": window, "strides": strides, "padding": padding, "dilation": dilation}
         work = Work(compare=int(answer.size) * window[0] * window[1])
         return self.op(
             f"nn.{kind}_pool2d", build, [data], answer, mappings=[MappingType.MANY_TO_ONE], attrs=attrs, work=work

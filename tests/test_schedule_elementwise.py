@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm_ffi
+from frontend_graphs import model, node
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lowered_groups import HARDWARE, LoweredGroup
@@ -14,6 +15,7 @@ from tvm import relax, tirx
 from tvm.relax import op as R
 from tvm.s_tir.stmt import SBlockRealize
 
+import autofuse
 from autofuse.schedule import ScheduleError
 from autofuse.schedule.cpu.elementwise import ElementwiseFamily
 from autofuse.schedule.cpu.plain import PlainFamily
@@ -170,6 +172,31 @@ def test_reshapes_are_views_and_have_no_kernel() -> None:
     assert refusal is not None and refusal.rule == "moves"
 
 
+@settings(max_examples=3, deadline=None, derandomize=True)
+@given(st.lists(st.sampled_from([1, 2, 3, 5, 7]), min_size=2, max_size=5), st.data())
+def test_views_of_any_shape_launch_nothing_and_keep_every_element(extents: list[int], data: st.DataObject) -> None:
+    """Between two kernels, one behind the other, and as a result of the program."""
+    first, second = (data.draw(st.permutations(extents), label="shape") for _ in range(2))
+    second = [second[0] * second[1], *second[2:]]
+    source = model(
+        [
+            node("Relu", ["x"], ["a"]),
+            node("Reshape", ["a", "first"], ["b"]),
+            node("Reshape", ["b", "second"], ["c"]),
+            node("Tanh", ["c"], ["y"]),
+        ],
+        {"x": extents},
+        ["b", "y"],
+        {"first": np.array(first), "second": np.array(second)},
+    )
+    x = np.random.default_rng(len(extents)).standard_normal(extents).astype("float32")
+    made = autofuse.compile(source, strategy="none", threads=2)
+    assert made.kernels == 2
+    shown, last = made(x)
+    np.testing.assert_array_equal(shown, np.maximum(x, 0).reshape(first))
+    np.testing.assert_allclose(last, np.tanh(np.maximum(x, 0)).reshape(second), atol=1e-6)
+
+
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(st.data())
 def test_random_broadcasts_and_permutations(data: st.DataObject) -> None:
@@ -222,20 +249,24 @@ def test_the_plain_schedule_changes_no_result(name: str) -> None:
     n=st.integers(1, 2), channels=st.sampled_from([(1, 1, 3), (1, 4, 5), (2, 4, 6), (3, 3, 9)]),
     size=st.tuples(st.integers(3, 6), st.integers(3, 6), st.integers(3, 19)),
     kernel=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3)), stride=st.integers(1, 2),
-    padding=st.integers(0, 1), pick=st.integers(0, 3),
+    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2), st.integers(1, 2)), padding=st.integers(0, 1),
+    pick=st.integers(0, 3),
 )  # fmt: skip
 def test_convolutions_over_three_axes_of_any_shape(
     n: int, channels: tuple[int, int, int], size: tuple[int, int, int], kernel: tuple[int, int, int], stride: int,
-    padding: int, pick: int,
+    dilation: tuple[int, int, int], padding: int, pick: int,
 ) -> None:  # fmt: skip
     groups, inputs, outputs = channels
+    spread = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True))
+    size = tuple(max(s, r - 2 * padding) for s, r in zip(size, spread, strict=True))  # type: ignore[assignment]
     case = LoweredGroup(
-        lambda emit, x, w: R.nn.conv3d(x, w, strides=stride, padding=padding, groups=groups),
+        lambda emit, x, w: R.nn.conv3d(x, w, strides=stride, padding=padding, dilation=list(dilation), groups=groups),
         [(n, inputs, *size), (outputs, inputs // groups, *kernel)],
     )
     x, w = case.arrays
     x = np.pad(x, ((0, 0), (0, 0), *((padding, padding),) * 3))
-    windows = np.lib.stride_tricks.sliding_window_view(x, kernel, axis=(2, 3, 4))[:, :, ::stride, ::stride, ::stride]
+    windows = np.lib.stride_tricks.sliding_window_view(x, spread, axis=(2, 3, 4))[:, :, ::stride, ::stride, ::stride]
+    windows = windows[..., :: dilation[0], :: dilation[1], :: dilation[2]]
     parts = zip(np.split(windows, groups, 1), np.split(w, groups, 0), strict=True)
     configs = list(PLAIN.configs(case.group, HARDWARE))
     wanted = np.concatenate([np.einsum("ncdhwxyz,ocxyz->nodhw", a, b) for a, b in parts], 1)
