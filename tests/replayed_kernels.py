@@ -27,10 +27,10 @@ from autofuse.records.identity import identity_of
 HERE = RecordedHardware("hw", "here")
 
 
-def item(group: Group, scale: int = 1, model: str = "net", planned: bool = False) -> CollectItem:
+def item(group: Group, scale: int = 1, model: str = "net", planned: bool = False, used: bool = False) -> CollectItem:
     """A group in a configuration, to be measured."""
     return CollectItem(
-        Candidate(group, FAMILY, Scale(scale)), key_of(group), f"text of {key_of(group)}", model, planned
+        Candidate(group, FAMILY, Scale(scale)), key_of(group), f"text of {key_of(group)}", model, planned or used, used
     )
 
 

@@ -90,7 +90,7 @@ class TestItems:
                  Choice(group, 1.0, "other", "scale=5")]  # fmt: skip
         items = items_of([group], (Wide(),), HARDWARE, "net", configs=2, plans=plans)
         assert [i.candidate.config.text for i in items] == ["scale=2", "scale=9", "scale=1"]
-        assert all(i.planned for i in items)
+        assert all(i.planned for i in items) and [i.used for i in items] == [True, True, False]
 
     def test_half_of_those_explored_are_what_the_costs_are_least_sure_of(self) -> None:
         groups = [chain([kind]) for kind in "ab"]

@@ -44,6 +44,22 @@ class TestOrder:
         assert len({i.candidate.config for i in first}) == 2
         assert most_useful(given, PlainCosts(), 6, lambda asked: [False] * len(asked)) == in_order(given, PlainCosts())
 
+    def test_what_plans_use_comes_first_whatever_else_a_dear_group_could_have(self) -> None:
+        groups = [chain(["a", "b", "c"]), chain(["d"])]
+        given = [item(g, scale, planned=True, used=scale == 3) for g in groups for scale in (1, 2, 3)]
+        ordered = in_order(given, PlainCosts())
+        assert [(i.key, i.candidate.config.text) for i in ordered[:2]] == [("a-b-c", "scale=3"), ("d", "scale=3")]
+
+    def test_what_plans_use_is_never_left_out(self) -> None:
+        groups = [chain([a]) for a in "abcd"]
+        given = [item(g, scale, used=scale == 2) for g in groups for scale in (1, 2)]
+        for known in (set[str](), {"a", "b"}):
+            chosen = most_useful(
+                given, PlainCosts(), 1, lambda asked, known=known: [i.workload in known for i in asked]
+            )
+            assert {i.key for i in chosen if i.used} == {"a", "b", "c", "d"}
+            assert all(i.used or i.key in known for i in chosen)
+
     def test_what_is_measured_already_counts_among_the_most_useful(self) -> None:
         groups = [chain(["a", "b"]), chain(["c", "d"])]
         given = [item(g, scale, planned=g is groups[1]) for g in groups for scale in (1, 2, 3)]

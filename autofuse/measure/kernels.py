@@ -76,7 +76,9 @@ def items_of(
         drawn = random.Random(f"{key} {space.family.name}").sample(rest, min(explore - len(unsure), len(rest)))
         for config in (*space.first, *unsure, *drawn):
             candidate = Candidate(space.group, space.family, config)
-            items.append(CollectItem(candidate, key, text, model, space.group in chosen))
+            choices = chosen.get(space.group)
+            used = choices is not None and (space.family.name, config.text) in choices
+            items.append(CollectItem(candidate, key, text, model, choices is not None, used))
     return items
 
 

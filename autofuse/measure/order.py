@@ -19,7 +19,7 @@ from autofuse.records.record import Identity
 class CollectItem:
     """A candidate to measure: its workload key, the canonical text behind the key, and a model that contains it.
 
-    `planned`: a present plan (greedy's, the best known) uses this group.
+    `planned`: a present plan (greedy's, the best known) uses this group; `used`: with this family and configuration.
     """
 
     candidate: Candidate
@@ -27,12 +27,13 @@ class CollectItem:
     text: str
     model: str
     planned: bool = False
+    used: bool = False
 
 
 def most_useful(
     items: Sequence[CollectItem], costs: CostModel, most: int, known: Callable[[Sequence[Identity]], Sequence[bool]]
 ) -> list[CollectItem]:
-    """Of `items`, in the order of `in_order`, those of no more than `most` different candidates.
+    """Of `items`, in the order of `in_order`, those of no more than `most` different candidates, and what plans use.
 
     What is `known` (asked with identities without hardware) comes before the first of the others: run again, when the
     order is another because more is known, no more than that is measured in all.
@@ -42,16 +43,18 @@ def most_useful(
     different = list(dict.fromkeys(identities))
     recorded = {i for i, there in zip(different, known(different), strict=True) if there}
     new = [i for i in different if i not in recorded][: max(0, most - len(recorded))]
-    chosen = recorded.union(new)
+    used = {identity for item, identity in zip(ordered, identities, strict=True) if item.used}
+    chosen = recorded.union(new, used)
     return [item for item, identity in zip(ordered, identities, strict=True) if identity in chosen]
 
 
 def in_order(items: Sequence[CollectItem], costs: CostModel) -> list[CollectItem]:
-    """Planned groups first, then the others; inside each, by expected value, ties in the order given.
+    """What plans use first, then other schedules of their groups, then the others; each by expected value.
 
     The value of a planned group is its predicted time: where most time goes, knowing it exactly is worth most. That of
     another is the time that it is predicted to save over its operators alone. A group's later configurations are worth
-    1/2, 1/3 ... of that: its first ones are the families' best guesses, and other groups come before them.
+    1/2, 1/3 ... of that: its first ones are the families' best guesses, and other groups come before them. Ties stay in
+    the order given.
     """
     predicted = costs.costs([item.candidate for item in items])
     alone: dict[tuple[int, int], float] = {}
@@ -60,14 +63,15 @@ def in_order(items: Sequence[CollectItem], costs: CostModel) -> list[CollectItem
         if len(group.members) == 1:
             operator = (id(group.graph), group.members[0])
             alone[operator] = min(alone.get(operator, math.inf), float(cost))
-    seen: dict[tuple[str, bool], int] = {}
-    ranked: list[tuple[bool, float, int, CollectItem]] = []
+    seen: dict[tuple[str, bool, bool], int] = {}
+    ranked: list[tuple[bool, bool, float, int, CollectItem]] = []
     for position, (item, cost) in enumerate(zip(items, predicted, strict=True)):
         group = item.candidate.group
-        rank = seen[item.key, item.planned] = seen.get((item.key, item.planned), 0) + 1
+        kind = (item.key, item.planned, item.used)
+        rank = seen[kind] = seen.get(kind, 0) + 1
         value = float(cost) if math.isfinite(cost) else 0.0
         if not item.planned:
             apart = sum(alone.get((id(group.graph), member), 0.0) for member in group.members)
             value = max(apart - value, 0.0) if math.isfinite(apart) and math.isfinite(cost) else 0.0
-        ranked.append((not item.planned, -value / rank, position, item))
-    return [entry[3] for entry in sorted(ranked, key=lambda entry: entry[:3])]
+        ranked.append((not item.used, not item.planned, -value / rank, position, item))
+    return [entry[4] for entry in sorted(ranked, key=lambda entry: entry[:4])]
