@@ -1,6 +1,7 @@
 """Times every distinct operator of the zoo's networks against ONNX Runtime and PyTorch, and writes docs/kernels.md.
 
-Usage: python scripts/bench_kernels.py [--kinds a,b] [--names TEXT] [--budget S] [--limit S] [--again] [--page-only]
+Usage: python scripts/bench_kernels.py [--kinds a,b] [--names TEXT] [--large] [--budget S] [--limit S] [--again]
+[--page-only]
 
 An operator is a model of its own (`kernel_models.py`). autofuse, ONNX Runtime and PyTorch's operators take turns round
 by round, each in a process of its own that stays for the whole run. Results go to docs/results/kernels.json after every
@@ -23,7 +24,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernel_models import CALL, FOLLOWED, KernelModel, alone
-from kernels_page import RAW, write_page
+from kernels_page import RAW, is_large, write_page
 
 if TYPE_CHECKING:
     from autofuse.bench.child import Child
@@ -117,7 +118,7 @@ def measure(row: KernelModel, among: Contest, options: argparse.Namespace) -> di
         contestants = [c for c in ready if c.name in engines]
         taken = interleave(
             contestants, {c.name: c.call_seconds or 0.0 for c in ready},
-            probes=[c for c in ready if c.name not in engines], pace=pace,
+            probes=[c for c in ready if c.name not in engines], guard=among.child("arithmetic"), pace=pace,
         )  # fmt: skip
     for engine, error in taken.errors.items():
         if engine in engines:
@@ -127,7 +128,10 @@ def measure(row: KernelModel, among: Contest, options: argparse.Namespace) -> di
         visits = taken.visits.get(engine, ())
         summary, ratio = summarise(visits), paired_ratio(visits, taken.visits.get("autofuse", ()))
         if summary is not None:
-            found.update(median_us=round(1e3 * summary.median_ms, 3), iqr_us=round(1e3 * summary.iqr_ms, 3))
+            found.update(
+                median_us=round(1e3 * summary.median_ms, 3), iqr_us=round(1e3 * summary.iqr_ms, 3),
+                least_us=round(1e3 * summary.min_ms, 3),
+            )  # fmt: skip
         if ratio is not None:
             found.update(ratio=round(ratio[0], 4), ratio_iqr=round(ratio[1], 4))
         if engine in outputs and "onnxruntime" in outputs:
@@ -136,7 +140,13 @@ def measure(row: KernelModel, among: Contest, options: argparse.Namespace) -> di
                 found["error"] = difference
             else:
                 found["max_rel_err"] = difference.max_rel
-    probes = {n: s.median_ms for n, v in taken.probes.items() if (s := summarise(v)) is not None}
+    probes: dict[str, float] = {}
+    for probe, visits in taken.probes.items():
+        summary, ratio = summarise(visits), paired_ratio(visits, taken.visits.get("autofuse", ()))
+        if summary is not None:
+            probes |= {probe: summary.median_ms, f"{probe}_least": summary.min_ms}
+        if ratio is not None:
+            probes[f"{probe}_over_ours"] = ratio[0]
     kernels = compiled.description["kernel_list"]
     return {
         "kind": row.kind, "repeat": row.repeat, "followed": row.followed, "threads": among.threads,
@@ -191,6 +201,8 @@ def due(rows: Sequence[KernelModel], found: Mapping[str, Any], options: argparse
     """The rows to measure: those asked for, and of the others those that are missing."""
     kinds = set(options.kinds.split(",")) if options.kinds else {r.kind for r in rows}
     some = [r for r in rows if r.kind in kinds and (options.names or "") in r.name]
+    if options.large:
+        return [r for r in some if r.name in found and is_large(found[r.name])]
     return [r for r in some if options.again or options.names or r.name not in found]
 
 
@@ -199,6 +211,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kinds", help="only these kinds of operators, comma-separated")
     parser.add_argument("--names", help="only operators whose name contains this text; they are measured again")
+    parser.add_argument("--large", action="store_true", help="measure the large ones among those that are there again")
     parser.add_argument("--threads", type=int, help="default: all processors")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--budget", type=float, default=2.0, help="seconds for the rounds of one operator")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zoo_figures import Raw, name, time_of
+from zoo_figures import Raw, name
 from zoo_limits import limit_table
 from zoo_tables import compile_table, error_table, fusion_table, latency_table, learned_table, probes
 from zoo_verdicts import expectations, published, reason
@@ -55,11 +55,12 @@ def page(raws: Sequence[Raw], learned: Sequence[Raw] = ()) -> str:
         "## Machine and method",
         machines(raws),
         f"Every engine ran with {' or '.join(map(str, threads))} threads in a process of its own, on the same inputs;"
-        " they took turns round by round, in an order that rotates, with a pause before each turn, and threads that"
-        " wait do not spin. A fixed kernel on all threads runs before and after each turn: while it takes over 1.5"
-        " times its best time a neighbour has part of the machine, and the turn is put off or repeated, up to four"
-        " times; turns that stay disturbed count only where there are no others. A latency is the median of the calls"
-        " that count, ± half the distance between the quartiles; a ratio is the median over the rounds that both"
+        " they took turns round by round, in an order that rotates, with a pause before each turn. The threads of the"
+        " peers are told to sleep, not to spin, where they wait; TVM's pool, ours, looks for work for a few"
+        " microseconds before it sleeps. A fixed kernel on all threads runs before and after each turn: while it takes"
+        " over 1.5 times its best time a neighbour has part of the machine, and the turn is put off or repeated, up to"
+        " four times; turns that stay disturbed count only where there are no others. A latency is the median of the"
+        " calls that count, ± half the distance between the quartiles; a ratio is the median over the rounds that both"
         " engines were in."
         " A slow engine gets fewer rounds. greedy / dp comes from a run of the two alone, in many short turns, since"
         " they differ by less than the machine does between longer ones. `greedy` is TVM's own partition (FuseOps),"
@@ -93,9 +94,12 @@ def page(raws: Sequence[Raw], learned: Sequence[Raw] = ()) -> str:
         "## The machine's limit",
         "A kernel's limit is the arithmetic that its schedule executes (after Winograd) at the rate of the matrix"
         " product that ran in the same rounds, or, where the network's weights do not stay in the last cache, its"
-        " weights at the rate of the copy, if that is longer; a network's is the sum over its kernels. What is over"
-        " the limits is out of a profile by kernel, taken after the run.",
-        limit_table([(name(raw), time_of(raw, "dp"), raw) for raw in raws]),
+        " weights at the rate of the copy, if that is longer; a network's is the sum over its kernels. limit / dp is"
+        " by the medians of the run; least / least by the fastest call of dp and of the probes, which is the harder"
+        " one: a short probe finds a moment without neighbours, a network of milliseconds seldom. Rates: median,"
+        " fastest. What is over the limits is dp's fastest call, divided as a profile by kernel, taken after the run,"
+        " divides its own.",
+        limit_table([(name(raw), raw) for raw in raws]),
         "## Published figures",
         "At batch 1. The published ones come from other machines and other baselines.",
         published(single),

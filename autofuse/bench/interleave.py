@@ -123,8 +123,9 @@ def interleave(
 ) -> Interleaved:
     """Runs the rounds. `call_seconds` says, for each contestant and probe, about how long one call takes.
 
-    `guard` runs before and after each visit. While it is slowed the visit is put off or repeated, up to a number of
-    times; what stays disturbed is kept and marked.
+    `guard` runs before and after each visit, those of the probes too, or their times would be worse moments' than those
+    of what is compared with them. While it is slowed the visit is put off or repeated, up to a number of times; what
+    stays disturbed is kept and marked.
     """
     pace = pace or Pace()
     watch = Guard(guard, pace.disturbed) if guard is not None else None
@@ -140,7 +141,8 @@ def interleave(
         # Probes first, last and in between as the rotation has it would cost as much as an engine: once is enough.
         for probe in list(probes):
             if probe.name not in errors:
-                _visit(probe, call_seconds[probe.name], index, pace, probed, errors, sleep)
+                over = clock() - start >= pace.budget
+                _watched_visit(probe, call_seconds[probe.name], index, pace, probed, errors, sleep, watch, over)
         for contestant in rotated(others, index):
             name = contestant.name
             over = clock() - start >= pace.budget

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 # Operations below which one thread is quicker than several.
 _SERIAL = 400_000
-# Bytes of weights that stream from L2 for every task.
-_STREAMED = 600 << 10
+# Weights that stream from L2 for every task, as a share of it (measured with 512 KB: 600).
+_STREAMED = 75 / 64
 # What a step of a tile of places counts for, beside one of a tile of rows.
 _PLACES = 0.99
 
@@ -226,7 +226,7 @@ def _place_tasks(
     by_channels = (-(-channel_tiles // min(channel_tiles, needed)), place_tiles, 2)
     apart = staged or channel_tiles < needed or W.shares_rows(e.oh * e.ow * e.ob, cores)
     # Weights beyond that, read by every task for a few places, took 1.2 times as long.
-    streamed = weight_bytes <= _STREAMED or channel_tiles < needed
+    streamed = weight_bytes <= _STREAMED * hardware.l2_bytes or channel_tiles < needed
     first, second = (by_places, [by_channels]) if streamed and apart else ([by_channels], by_places if streamed else [])
     for task in (*first, *second):
         add(*task)
@@ -265,7 +265,8 @@ def _tasks(
     tiles = _even(channel_tiles, max(1.0, channel_tiles / max(1.0, 4.0 * cores / e.n)), e.n, cores)
     by_channels = (tiles, row_tiles, 2)
     apart = staged or channel_tiles // tiles < cores or W.shares_rows(e.oh * e.ow * e.ob, cores)
-    first, second = (by_rows, by_channels) if weight_bytes <= _STREAMED and apart else (by_channels, by_rows)
+    streamed = weight_bytes <= _STREAMED * hardware.l2_bytes
+    first, second = (by_rows, by_channels) if streamed and apart else (by_channels, by_rows)
     for chunk in chunks:
         add(*first, chunk)
         add(*second, chunk)
