@@ -277,18 +277,21 @@ class Disturbance:
 
 def watched(machine: Disturbance, pace: Pace) -> Interleaved:
     engines = [machine.engine("a", 0.01), machine.engine("b", 0.02)]
-    guard = machine.engine("guard", 0.003)
-    calls = {"a": 0.01, "b": 0.02, "guard": 0.003}
-    return interleave(engines, calls, guard=guard, pace=pace, clock=lambda: machine.now, sleep=machine.sleep)
+    guard, probe = machine.engine("guard", 0.003), machine.engine("probe", 0.004)
+    calls = {"a": 0.01, "b": 0.02, "guard": 0.003, "probe": 0.004}
+    return interleave(
+        engines, calls, probes=[probe], guard=guard, pace=pace, clock=lambda: machine.now, sleep=machine.sleep
+    )
 
 
 def test_visits_wait_for_a_disturbance_to_end() -> None:
     machine = Disturbance(lambda now: now > 1 and int(now) % 3 == 0)
     taken = watched(machine, Pace(rounds=10, budget=1000.0))
-    for visits in taken.visits.values():
+    found = {**taken.visits, **taken.probes}
+    for visits in found.values():
         assert len(visits) == 10 and all(visit.quiet for visit in visits)
-    for name, call in (("a", 0.01), ("b", 0.02)):
-        summary = summarise(taken.visits[name])
+    for name, call in (("a", 0.01), ("b", 0.02), ("probe", 0.004)):
+        summary = summarise(found[name])
         assert summary is not None and summary.median_ms == pytest.approx(call * 1e3)
 
 

@@ -78,12 +78,14 @@ def test_what_is_there_is_skipped_unless_it_is_asked_for() -> None:
     found = {rows[0].name: {}, rows[1].name: {}}
 
     def due(**asked: Any) -> list[str]:
-        options = {"kinds": None, "names": None, "again": False, **asked}
+        options = {"kinds": None, "names": None, "again": False, "large": False, **asked}
         return [r.name for r in bench_kernels.due(rows, found, argparse.Namespace(**options))]
 
     assert due() == [r.name for r in rows[2:]]
     assert due(kinds="call") == []
     assert due(kinds="call", again=True) == due(names="one number") == [rows[0].name]
+    found = {rows[0].name: row(2.0, 0.0), rows[1].name: row(2000.0, 2e8), rows[2].name: row(2000.0, 1e8)}
+    assert due(large=True) == [rows[1].name]
 
 
 def row(micros: float, flops: float, **more: Any) -> dict[str, Any]:
@@ -123,14 +125,33 @@ def test_the_page_says_who_is_faster_and_how_near_the_limit_we_are() -> None:
     )
     assert [line[0] for line in lines(text, "Every operator")] == ["quick", "slow", "bad"]
     quick, slow, bad = lines(text, "Every operator")
-    assert quick[2:8] == ["2000.0 ±1.0", "2.00 ±0.25", "failed: torch is not installed", "100.0", "1.00", "1.00"]
-    assert slow[6] == "0.50" and bad[2] == "failed: no kernel"
-    assert "Of 2 operators of 200 million operations and more 1 reach 85 %" in text
+    assert quick[2:8] == ["2000.0 ±1.0", "2.00 ±0.25", "failed: torch is not installed", "100.0", "1.00", "–"]
+    assert slow[6] == "0.50" and bad[2] == "failed: no kernel" and len(bad) == len(slow)
+    assert "2 operators have 200 million operations or more" in text
+    assert (
+        "- 2 direct convolutions and products: 1 reach 85 % of sgemm's rate in the same rounds (median 0.75)." in text
+    )
     assert [line[0] for line in lines(text, "Large operators")] == ["slow"]
     kinds = {line[0]: line for line in lines(text, "By kind")}
     assert kinds["3×3"][1:5] == ["3", "2.00", "2.00", "0 of 2"] and kinds["with what follows"][1] == "1"
     assert text.index("## With what follows them") < text.index("## The default configuration")
     assert text.rstrip().endswith("## What was tried")
+
+
+def test_shares_are_of_the_rounds_that_both_were_in_and_of_the_least_times() -> None:
+    one = row(2000.0, 2e8)
+    one["engines"]["autofuse"]["least_us"] = 1000.0
+    one["probes"] |= {
+        "arithmetic_least": one["probes"]["arithmetic"] / 4, "arithmetic_over_ours": one["probes"]["arithmetic"] / 4.0,
+        "memory_over_ours": one["probes"]["memory"] / 2.0,
+    }  # fmt: skip
+    # In the rounds that both were in sgemm took twice as long beside ours as the medians say.
+    assert kernels_page.shares(one)[1] == pytest.approx(0.5)
+    assert kernels_page.least_share(one) == pytest.approx(0.5)
+    winograd = row(1000.0, 2e8, configurations=["elementwise[vectors=1]", "winograd[m=4]"])
+    text = kernels_page.page(stored({"one": one, "two": winograd}))
+    assert "- 1 direct convolutions and products: 0 reach 85 %" in text and "0 of 1 least against least" in text
+    assert "- 1 Winograd convolutions" in text and [line[0] for line in lines(text, "Large operators")] == ["one"]
 
 
 def test_a_page_of_part_of_the_operators_says_so() -> None:
