@@ -285,7 +285,7 @@ def watched(machine: Disturbance, pace: Pace) -> Interleaved:
 
 
 def test_visits_wait_for_a_disturbance_to_end() -> None:
-    machine = Disturbance(lambda now: now > 1 and int(now) % 3 == 0)
+    machine = Disturbance(lambda now: now > 1 and now % 3 < 0.8)  # shorter than what is waited
     taken = watched(machine, Pace(rounds=10, budget=1000.0))
     found = {**taken.visits, **taken.probes}
     for visits in found.values():
