@@ -77,8 +77,8 @@ def items_of(
         for config in (*space.first, *unsure, *drawn):
             candidate = Candidate(space.group, space.family, config)
             choices = chosen.get(space.group)
-            used = choices is not None and (space.family.name, config.text) in choices
-            items.append(CollectItem(candidate, key, text, model, choices is not None, used))
+            chosen_here = choices is not None and (space.family.name, config.text) in choices
+            items.append(CollectItem(candidate, key, text, model, choices is not None, chosen_here))
     return items
 
 
