@@ -1,7 +1,11 @@
-"""The pages about learning: reuse, strategies, learned costs on the zoo."""
+"""The pages about learning, and the script that makes them: reuse, strategies, learned costs on the zoo."""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,9 +15,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 import bench_learned
 import bench_reuse
+import collect_data
 import learning_page
 import zoo_tables
 
+from autofuse.frontend.zoo import names
+
+SCRIPTS = Path(learning_page.__file__).parent
 MACHINE = {
     "cpu": "A CPU", "isa": "avx2", "cores": 2, "processors": 2, "l1_bytes": 32 << 10, "l2_bytes": 512 << 10,
     "l3_bytes": 32 << 20, "memory_bytes": 8 << 30, "system": "Linux", "python": "3.11", "packages": {},
@@ -77,3 +85,55 @@ def test_learned_costs_have_a_table_in_the_results() -> None:
     text = zoo_tables.learned_table([{"network": "net", "ways": ways}])
     assert "| net | 2.000 | 1.100 | 1.200 | 1.300 | 1.400 | 20 | 21 | 22 | 0.95 | 12 predicted, 8 record |" in text
     assert "| geometric mean |  | 1.100 |" in text
+
+
+#: Instead of the programs that the script calls: they note their arguments, and a predictor is a card.
+SETUP = """
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+echo "setup $*" >> calls
+export PATH="$PWD/bin:$PATH"
+"""
+PROGRAM = """#!/bin/sh
+echo "$(basename "$0") $*" >> calls
+case "$1" in
+train) mkdir -p models/cpu && echo "$CARD" > models/cpu/card.json ;;
+evaluate) [ ! -e models/cpu/thresholds.json ] ;;
+tune) touch models/cpu/thresholds.json ;;
+esac
+"""
+
+
+def learn(folder: Path, card: str, *arguments: str) -> list[str]:
+    """What scripts/learn.sh calls."""
+    (folder / "calls").unlink(missing_ok=True)
+    environment = {"PATH": "/usr/bin:/bin", "CARD": card}
+    subprocess.run(
+        ["bash", "scripts/learn.sh", *arguments], cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL
+    )
+    return (folder / "calls").read_text().splitlines()
+
+
+def test_a_predictor_is_trained_evaluated_tuned_for_and_shown(tmp_path: Path) -> None:
+    """The script's argument is its own, not that of what sets it up; thresholds and studies are of one predictor."""
+    for name in ("scripts", "bin"):
+        (tmp_path / name).mkdir()
+    shutil.copy(SCRIPTS / "learn.sh", tmp_path / "scripts")
+    (tmp_path / "scripts" / "setup.sh").write_text(SETUP)
+    for name in ("autofuse", "python"):
+        (tmp_path / "bin" / name).write_text(PROGRAM)
+        (tmp_path / "bin" / name).chmod(0o755)
+    calls = learn(tmp_path, "one", "7")
+    assert calls[0] == "setup bench" and [c.split()[1] for c in calls[1:4]] == ["train", "evaluate", "tune"]
+    assert calls[4:] == ["python scripts/replay.py --write", "python scripts/learning_page.py --strategies"]
+    words = calls[3].split()
+    assert words[words.index("--trials") + 1] == "7"
+    study = words[words.index("--study") + 1]
+    digest = hashlib.sha256(b"one\n").hexdigest()
+    assert study == f"build/thresholds-{digest[:12]}.study"
+    checked = [word for before, word in itertools.pairwise(words) if before == "--check"]
+    tuned = words[2 : words.index("--db")]
+    assert sorted([*tuned, *checked]) == sorted(names()) and set(collect_data.KEPT_BACK) <= set(checked)
+    # The thresholds of the first predictor are there now: the second is not evaluated with them.
+    again = learn(tmp_path, "two")
+    assert study not in again[3] and "--trials 100 " in again[3]
