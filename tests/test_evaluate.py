@@ -13,6 +13,7 @@ from learn_stores import FAMILY, MACHINE, RECORDED, family_of, fill, synthetic_s
 from small_network import here, small_network
 
 from autofuse.cost import AnalyticalCostModel, Candidate, CostModel
+from autofuse.graph.keys import workload_key
 from autofuse.learn import (
     Dataset,
     LearnedCostModel,
@@ -149,8 +150,6 @@ class TestRegret:
         best = planned.plan(OnlyMeasured(kernels, planned.hardware, False))
         used = {(c.group.members, c.family) for c in best.choices}
         gone = next(c for c in best.choices if planned.candidate(c) is not None and len(c.group.members) > 1)
-        from autofuse.graph.keys import workload_key
-
         store.drop([r.digest for r in store.records(workload=workload_key(gone.group))])
         kernels = MeasuredKernels(store, row.digest)
         other = planned.plan(OnlyMeasured(kernels, planned.hardware, False))
@@ -159,7 +158,30 @@ class TestRegret:
         assert worth(other, planned, kernels).unmeasured == 0
         nothing = MeasuredKernels(MemoryStore(), row.digest)
         bare = planned.plan(OnlyMeasured(nothing, planned.hardware, False))
-        assert worth(bare, planned, nothing).unmeasured == worth(bare, planned, nothing).kernels > 0
+        chosen = [c for c in map(planned.candidate, bare.choices) if c is not None]
+        said = AnalyticalCostModel(planned.hardware).costs(chosen).sum() + len(chosen) * planned.hardware.call_overhead
+        found = worth(bare, planned, nothing)
+        assert found.unmeasured == found.kernels == len(chosen) > 0
+        assert found.newest == found.before == pytest.approx(said)
+
+    def test_a_kernel_without_a_record_does_not_hide_what_the_others_take(self, planned: NetworkPlans) -> None:
+        """It costs a second: a plan that is a hundredth of that dearer is no near tie among microseconds."""
+        row = fingerprint(2)
+
+        def pairs(candidate: Candidate) -> float:
+            """Two operators together are quick, more are slow."""
+            return {1: 0.0, 2: -1.0}.get(len(candidate.group.members), 1.0)
+
+        store = fill_from(MemoryStore(), [planned], row, law=pairs, noise=0.0, times=2)
+        last = len(planned.graph.operators) - 1
+        keys = {workload_key(c.group) for c in planned.candidates() if last in c.group.members}
+        store.drop([r.digest for key in keys for r in store.records(workload=key)])
+        kernels = MeasuredKernels(store, row.digest)
+        costs = OnlyMeasured(kernels, planned.hardware, False)
+        cheapest, settled = (worth(found, planned, kernels) for found in (planned.cheapest(costs), planned.plan(costs)))
+        assert cheapest.unmeasured == settled.unmeasured == 1 and cheapest.newest < 0.7 * settled.newest
+        (found,) = regrets(planned, kernels, {"measured": costs}).values()
+        assert found.worth == cheapest and found.same == found.regret == 0
 
 
 class TestCommand:

@@ -20,6 +20,7 @@ import learning_page
 import zoo_tables
 
 from autofuse.frontend.zoo import names
+from autofuse.report.learning import goals_table, plans_table
 
 SCRIPTS = Path(learning_page.__file__).parent
 MACHINE = {
@@ -85,6 +86,42 @@ def test_learned_costs_have_a_table_in_the_results() -> None:
     text = zoo_tables.learned_table([{"network": "net", "ways": ways}])
     assert "| net | 2.000 | 1.100 | 1.200 | 1.300 | 1.400 | 20 | 21 | 22 | 0.95 | 12 predicted, 8 record |" in text
     assert "| geometric mean |  | 1.100 |" in text
+
+
+def found(regret: float, error: float | None, unmeasured: int = 0) -> dict[str, Any]:
+    """What an evaluation says of one unseen network; without an error it was not run."""
+    run = error is not None
+    return {
+        "plan_regret": {"learned": regret, "analytical": 0.1},
+        "kernels": 20,
+        "kernels_unmeasured": unmeasured,
+        "covered": 0.5,
+        "predicted_ms": {"learned": 1.0 + (error or 0), "analytical": 2.0} if run else {},
+        "measured_ms": 1.0 if run else None,
+        "end_to_end_error": {"learned": error, "analytical": 1.0} if run else {},
+    }
+
+
+def summary(**networks: dict[str, Any]) -> dict[str, Any]:
+    """An evaluation's summary as far as the goals and the plans of unseen networks go."""
+    return {
+        "noise_floor": {"mape": 0.02, "tau_within": 0.9},
+        "splits": {"unseen": {"networks": networks}},
+        "unseen_networks": {"mape": 0.08, "tau_within": 0.8, "plan_regret": 0.01},
+    }
+
+
+def test_the_worst_network_stands_beside_the_mean() -> None:
+    text = goals_table(summary(a=found(-0.01, 0.04), b=found(0.03, 0.12)))
+    assert "| plan regret, unseen networks, mean | ≤ 2 % | 1.0 % | reached |" in text
+    assert "| plan regret, the worst network | ≤ 2 % | 3.0 % | missed |" in text
+    assert "| end-to-end error, the worst network | ≤ 10 % | 12.0 % | missed |" in text
+
+
+def test_kernels_without_a_record_are_counted_beside_the_regret() -> None:
+    text = plans_table(summary(a=found(0.0, 0.04), b=found(0.03, 0.12, unmeasured=3)))
+    assert "| network | candidates measured | kernels | without a record | regret, learned |" in text
+    assert "| a | 50 % | 20 | 0 | 0.00 % |" in text and "| b | 50 % | 20 | 3 | 3.00 % |" in text
 
 
 #: Instead of the programs that the script calls: they note their arguments, and a predictor is a card.

@@ -100,6 +100,15 @@ class NetworkPlans:
 
         return make_strategy(strategy, hardware=self.hardware).search(self.problem(costs))
 
+    def cheapest(self, costs: CostModel) -> SearchResult:
+        """The cheapest plan under `costs`, near ties not settled.
+
+        Where a kernel that was not measured costs a second, a hundredth of that hides all differences of the others.
+        """
+        from autofuse.search.dp import DPStrategy
+
+        return DPStrategy(tie=0.0).search(self.problem(costs))
+
     def candidates(self) -> list[Candidate]:
         """What a search of the network compares: each configuration of each kind of group, once."""
         from autofuse.schedule.family import beside
@@ -192,8 +201,8 @@ class OnlyMeasured(CostModel):
 class PlanWorth:
     """What a plan takes on measured kernels, seconds: when they were last measured, and when measured before.
 
-    `unmeasured`: its kernels without a record, which no plan can do without; they count nothing. `once`: those measured
-    once, whose only latency stands in both sums.
+    `unmeasured`: its kernels without a record, of which no plan among measured kernels has fewer; they count what the
+    analytical model says, in both sums. `once`: those measured once, whose only latency stands in both sums.
     """
 
     kernels: int
@@ -209,9 +218,11 @@ def worth(plan: SearchResult, network: NetworkPlans, kernels: MeasuredKernels) -
     seconds = kernels.seconds(chosen, network.cold)
     known = np.isfinite(seconds[:, 0])
     twice = known & np.isfinite(seconds[:, 1])
-    calls = network.hardware.call_overhead * len(chosen)
-    newest = float(seconds[known, 0].sum()) + calls
-    before = float(seconds[twice, 1].sum() + seconds[known & ~twice, 0].sum()) + calls
+    rest = [c for c, there in zip(chosen, known, strict=True) if not there]
+    beside = network.hardware.call_overhead * len(chosen)
+    beside += float(AnalyticalCostModel(network.hardware, network.cold).costs(rest).sum()) if rest else 0.0
+    newest = float(seconds[known, 0].sum()) + beside
+    before = float(seconds[twice, 1].sum() + seconds[known & ~twice, 0].sum()) + beside
     return PlanWorth(len(chosen), newest, before, int((~known).sum()), int((known & ~twice).sum()))
 
 
@@ -232,7 +243,7 @@ def regrets(network: NetworkPlans, kernels: MeasuredKernels, models: Mapping[str
 
     def planned(base: CostModel | None) -> PlanWorth:
         costs = OnlyMeasured(kernels, network.hardware, network.cold, base)
-        return worth(network.plan(costs), network, kernels)
+        return worth(network.cheapest(costs), network, kernels)
 
     best = planned(None)
     found = {}

@@ -93,6 +93,7 @@ def plans_table(summary: Plain) -> str:
             name,
             percent(n["covered"], 0),
             str(n["kernels"]),
+            str(n["kernels_unmeasured"]),
             *(percent(n["plan_regret"][way], 2) for way in ways),
             number(n["predicted_ms"].get("learned"), "{:.3f}"),
             number(n["predicted_ms"].get("analytical"), "{:.3f}"),
@@ -102,7 +103,8 @@ def plans_table(summary: Plain) -> str:
         ]
         for name, n in networks.items()
     ]
-    headings = ["network", "candidates measured", "kernels", *(f"regret, {way.replace('_', ' ')}" for way in ways)]
+    headings = ["network", "candidates measured", "kernels", "without a record"]
+    headings += [f"regret, {way.replace('_', ' ')}" for way in ways]
     headings += ["predicted, ms", "analytical, ms", "measured, ms", "error", "analytical's"]
     return table(headings, rows)
 
@@ -113,6 +115,7 @@ def goals_table(summary: Plain) -> str:
     workload = summary["splits"].get("workload", {}).get("learned", {})
     networks = summary["splits"].get("unseen", {}).get("networks", {})
     worst = max((n["end_to_end_error"].get("learned") or 0.0 for n in networks.values()), default=None)
+    regret = max((n["plan_regret"]["learned"] for n in networks.values()), default=None)
     share = None
     if unseen["tau_within"] is not None and noise["tau_within"]:
         share = unseen["tau_within"] / noise["tau_within"]
@@ -123,6 +126,7 @@ def goals_table(summary: Plain) -> str:
         ("MAPE, unseen networks", "≤ 10 %", unseen["mape"], GOALS["mape"], False),
         ("tau within a workload over that of two measurements", "≥ 90 %", share, GOALS["tau_share"], True),
         ("plan regret, unseen networks, mean", "≤ 2 %", unseen["plan_regret"], GOALS["plan_regret"], False),
+        ("plan regret, the worst network", "≤ 2 %", regret, GOALS["plan_regret"], False),
         ("end-to-end error, the worst network", "≤ 10 %", worst, GOALS["end_to_end_error"], False),
     ]
     rows = []
@@ -170,9 +174,9 @@ def evaluation_page(summary: Plain, title: str = "# Evaluation\n") -> str:
             sureness_table(summary),
             "## Plans of unseen networks\n",
             "Regret: how much slower than the plan that measured latencies choose a plan is, both among measured"
-            " kernels and by a measurement that chose neither. `learned`: the predictor alone; `learned and records`:"
-            " records of the networks trained on come first; `records`: those, and the analytical model where there"
-            " are none.\n",
+            " kernels and by a measurement that chose neither; kernels without a record that no plan does without count"
+            " what the analytical model says. `learned`: the predictor alone; `learned and records`: records of the"
+            " networks trained on come first; `records`: those, and the analytical model where there are none.\n",
             plans_table(summary),
         ]
     )
