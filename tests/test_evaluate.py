@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,6 +15,7 @@ from learn_networks import fill_from, seconds, truth
 from learn_stores import FAMILY, MACHINE, RECORDED, family_of, fill, synthetic_store
 from small_network import here, small_network
 
+import autofuse
 from autofuse.cost import AnalyticalCostModel, Candidate, CostModel
 from autofuse.graph.keys import workload_key
 from autofuse.learn import (
@@ -19,6 +23,7 @@ from autofuse.learn import (
     LearnedCostModel,
     TrainSettings,
     build_dataset,
+    end_to_end,
     save_predictor,
     train_predictor,
 )
@@ -27,9 +32,10 @@ from autofuse.learn.evaluate import evaluate
 from autofuse.learn.evaluation import evaluate_splits, evaluate_unseen, kinds, noise_floor, settings_of
 from autofuse.learn.plans import MeasuredKernels, NetworkPlans, OnlyMeasured, regrets, worth
 from autofuse.learn.splits import kinds_of_networks, leave_hardware_out, leave_one_family_out
+from autofuse.measure.process import Outcome
 from autofuse.records import MemoryStore, SqliteStore
 from autofuse.records.store import RecordStore
-from autofuse.report.learning import evaluation_page, verdict
+from autofuse.report.learning import evaluation_page, plans_table, verdict
 from autofuse.target.fingerprint import fingerprint
 from autofuse.target.hardware_file import load_hardware
 from autofuse.target.registry import resolve
@@ -225,6 +231,48 @@ class TestCommand:
         assert kept["noise_floor"] == report["noise_floor"] and kept["unseen_networks"]["end_to_end_error"] is None
         assert (out / "evaluation.md").read_text().startswith("# Evaluation")
         assert "unseen networks" in text and "noise" in text and "regret" in text
+        # What cannot be compiled loses its own latency and nothing else.
+        monkeypatch.setattr(autofuse, "compile", lambda *_, **__: 1 / 0)
+        with pytest.warns(UserWarning, match="net40 is not run: ZeroDivisionError"):
+            found = evaluate(db, unseen, out, splits=False).summary()
+        assert found["unseen_networks"]["end_to_end_error"] is None
+        assert found["unseen_networks"]["plan_regret"] == kept["unseen_networks"]["plan_regret"]
+        assert "net40 was not run: ZeroDivisionError: division by zero." in plans_table(found)
+
+    def test_a_network_that_does_not_run_stops_no_other(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One does not compile, one dies in its second pass, one runs."""
+
+        class Child:
+            def __init__(self, _: str, arguments: Sequence[str], __: object) -> None:
+                self.dies = "dies" in arguments[0]
+                self.passes = 0
+
+            def request(self, _: object, __: float) -> Outcome:
+                self.passes += 1
+                if self.dies and self.passes == 2:
+                    return Outcome("crashed", message="the process died of SIGSEGV")
+                return Outcome("ok", {"latencies": [2e-3 * self.passes]})
+
+            def close(self) -> None:
+                assert self.passes in (2, end_to_end.PASSES)
+
+        def compile(source: str, **_: object) -> SimpleNamespace:
+            if source == "broken":
+                raise RuntimeError("no such\noperator")
+            return SimpleNamespace(description={}, plan=None, save=lambda path: None)
+
+        monkeypatch.setattr(autofuse, "compile", compile)
+        monkeypatch.setattr("autofuse.measure.process.ChildProcess", Child)
+        monkeypatch.setattr("autofuse.profile.run.example_inputs", lambda _: {})
+        monkeypatch.setattr(end_to_end, "kernels_of", lambda *_: [])
+        monkeypatch.setattr(end_to_end, "predicted_seconds", lambda *_: 1e-3)
+        networks: Any = [SimpleNamespace(name=name, source=name) for name in ("broken", "dies", "good")]
+        found = end_to_end.run_networks(networks, "p", lambda _: {"learned": Exact(networks[2])}, 2)
+        assert found == {
+            "broken": end_to_end.NetworkRun(failure="RuntimeError: no such operator"),
+            "dies": end_to_end.NetworkRun({"learned": 1e-3}, failure="crashed: the process died of SIGSEGV"),
+            "good": end_to_end.NetworkRun({"learned": 1e-3}, 2e-3),
+        }
 
     def test_bad_input_is_one_line(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         kept = tmp_path / "kept.db"

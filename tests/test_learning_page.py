@@ -88,7 +88,7 @@ def test_learned_costs_have_a_table_in_the_results() -> None:
     assert "| geometric mean |  | 1.100 |" in text
 
 
-def found(regret: float, error: float | None, unmeasured: int = 0) -> dict[str, Any]:
+def found(regret: float, error: float | None, unmeasured: int = 0, failure: str | None = None) -> dict[str, Any]:
     """What an evaluation says of one unseen network; without an error it was not run."""
     run = error is not None
     return {
@@ -99,6 +99,7 @@ def found(regret: float, error: float | None, unmeasured: int = 0) -> dict[str, 
         "predicted_ms": {"learned": 1.0 + (error or 0), "analytical": 2.0} if run else {},
         "measured_ms": 1.0 if run else None,
         "end_to_end_error": {"learned": error, "analytical": 1.0} if run else {},
+        "failure": failure,
     }
 
 
@@ -116,6 +117,18 @@ def test_the_worst_network_stands_beside_the_mean() -> None:
     assert "| plan regret, unseen networks, mean | ≤ 2 % | 1.0 % | reached |" in text
     assert "| plan regret, the worst network | ≤ 2 % | 3.0 % | missed |" in text
     assert "| end-to-end error, the worst network | ≤ 10 % | 12.0 % | missed |" in text
+
+
+def test_networks_that_were_not_run_have_no_error() -> None:
+    none = goals_table(summary(a=found(-0.01, None)))
+    assert "| end-to-end error, the worst of the 0 of 1 networks run | ≤ 10 % | – |  |" in none
+    networks = summary(a=found(0.01, 0.04), b=found(0.0, None, failure="crashed: SIGSEGV"))
+    assert "| end-to-end error, the worst of the 1 of 2 networks run | ≤ 10 % | 4.0 % | reached |" in goals_table(
+        networks
+    )
+    text = plans_table(networks)
+    assert "| 1.040 | 2.000 | 1.000 | 4.0 % | 100.0 % |" in text and "| – | – | – | – | – |" in text
+    assert text.endswith("\n\nb was not run: crashed: SIGSEGV.\n") and text.count("was not run") == 1
 
 
 def test_kernels_without_a_record_are_counted_beside_the_regret() -> None:

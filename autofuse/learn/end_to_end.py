@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,6 @@ import numpy as np
 
 from autofuse.cost.model import Candidate, CostModel
 from autofuse.cost.plan_term import plan_kernel, plan_term
-from autofuse.errors import PredictorError
 from autofuse.learn.plans import NetworkPlans
 
 if TYPE_CHECKING:
@@ -26,6 +26,15 @@ if TYPE_CHECKING:
 #: Runs each time, and how often every network has its turn.
 RUNS, PASSES = 15, 4
 _TIMEOUT = 300.0
+
+
+@dataclass(frozen=True)
+class NetworkRun:
+    """One network's seconds: predicted, by cost model, and measured. `failure`: why it was not run, "" if it was."""
+
+    predicted: Mapping[str, float] = field(default_factory=dict)
+    measured: float | None = None
+    failure: str = ""
 
 
 def predicted_seconds(network: NetworkPlans, candidates: Sequence[Candidate], costs: CostModel) -> float:
@@ -52,45 +61,59 @@ def run_networks(
     models: Callable[[NetworkPlans], Mapping[str, CostModel]],
     threads: int,
     tell: Callable[[str], None] = lambda _: None,
-) -> dict[str, tuple[dict[str, float], float]]:
-    """Network → predicted seconds by cost model, and measured seconds, of the plan that the predictor alone chooses.
-
-    Raises PredictorError where a compiled network does not run.
-    """
+) -> dict[str, NetworkRun]:
+    """Network → what the plan that the predictor alone chooses takes. One that does not run stops no other."""
     import autofuse
+    from autofuse.errors import AutofuseError
+    from autofuse.measure.jobs import one_line
     from autofuse.measure.process import ChildProcess
     from autofuse.profile.run import example_inputs
     from autofuse.records.record import quiet
     from autofuse.target.pool import pool_environment
 
-    predicted: dict[str, dict[str, float]] = {}
+    found: dict[str, NetworkRun] = {}
     latencies: dict[str, list[float]] = {}
-    with tempfile.TemporaryDirectory(prefix="autofuse-") as name, contextlib.ExitStack() as stack:
-        children = {}
+    children: dict[str, ChildProcess] = {}
+
+    def failed(name: str, why: str) -> None:
+        found[name] = replace(found.get(name, NetworkRun()), failure=one_line(why))
+        if name in children:
+            children.pop(name).close()
+
+    with tempfile.TemporaryDirectory(prefix="autofuse-") as parent, contextlib.ExitStack() as stack:
         for network in networks:
-            tell(f"compiling {network.name}")
-            made = autofuse.compile(
-                network.source, strategy="dp", cost_model="learned", predictor=predictor, db="none", threads=threads
-            )
-            folder = Path(name) / network.name.replace("/", "_")
-            folder.mkdir()
-            made.save(folder / "model.so")
-            np.savez(folder / "inputs.npz", **example_inputs(made.description))
-            chosen = kernels_of(made.plan, network)
-            predicted[network.name] = {
-                title: predicted_seconds(network, chosen, costs) for title, costs in models(network).items()
-            }
-            children[network.name] = ChildProcess(
+            name = network.name
+            tell(f"compiling {name}")
+            try:
+                made = autofuse.compile(
+                    network.source, strategy="dp", cost_model="learned", predictor=predictor, db="none", threads=threads
+                )
+                folder = Path(parent) / name.replace("/", "_")
+                folder.mkdir()
+                made.save(folder / "model.so")
+                np.savez(folder / "inputs.npz", **example_inputs(made.description))
+                chosen = kernels_of(made.plan, network)
+            except Exception as error:  # TVM's own errors too
+                failed(name, str(error) if isinstance(error, AutofuseError) else f"{type(error).__name__}: {error}")
+                continue
+            predicted = {title: predicted_seconds(network, chosen, costs) for title, costs in models(network).items()}
+            found[name] = NetworkRun(predicted)
+            children[name] = ChildProcess(
                 "autofuse.profile.child:Handler",
                 (str(folder / "model.so"), str(folder / "inputs.npz")),
                 pool_environment(threads),
             )
-            stack.callback(children[network.name].close)
+            stack.callback(children[name].close)
         for number in range(PASSES):
-            for title, child in children.items():
-                tell(f"running {title}, pass {number + 1} of {PASSES}")
-                outcome = child.request({"runs": RUNS}, _TIMEOUT)
+            for name, child in list(children.items()):
+                tell(f"running {name}, pass {number + 1} of {PASSES}")
+                try:
+                    outcome = child.request({"runs": RUNS}, _TIMEOUT)
+                except AutofuseError as error:
+                    failed(name, str(error))
+                    continue
                 if outcome.status != "ok":
-                    raise PredictorError(f"{title} does not run: {outcome.status}: {outcome.message}")
-                latencies.setdefault(title, []).extend(outcome.value["latencies"])
-    return {title: (predicted[title], quiet(times)) for title, times in latencies.items()}
+                    failed(name, f"{outcome.status}: {outcome.message}")
+                    continue
+                latencies.setdefault(name, []).extend(outcome.value["latencies"])
+    return {name: run if run.failure else replace(run, measured=quiet(latencies[name])) for name, run in found.items()}

@@ -17,7 +17,7 @@ import numpy as np
 
 from autofuse.cost.analytical import AnalyticalCostModel
 from autofuse.cost.model import CostModel
-from autofuse.errors import ModelError, PredictorError
+from autofuse.errors import PredictorError
 from autofuse.learn.dataset import FamilyOf, build_dataset
 from autofuse.learn.evaluation import (
     Evaluation,
@@ -175,8 +175,11 @@ def _with_latencies(
             "analytical": AnalyticalCostModel(network.hardware, network.cold),
         }
 
-    try:
-        times = run_networks(plans, predictor, models, threads, tell)
-    except ModelError as error:
-        raise PredictorError(f"the unseen networks cannot be run: {error}") from None
-    return [replace(r, predicted=times[r.name][0], measured=times[r.name][1]) for r in results]
+    runs = run_networks(plans, predictor, models, threads, tell)
+    for name, run in runs.items():
+        if run.failure:
+            warnings.warn(f"{name} is not run: {run.failure}", stacklevel=3)
+    return [
+        replace(r, predicted=run.predicted, measured=run.measured, failure=run.failure)
+        for r, run in ((r, runs[r.name]) for r in results)
+    ]

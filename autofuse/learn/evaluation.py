@@ -68,7 +68,8 @@ class NetworkResult:
 
     regrets: name of the cost models → share; `same`: by the measurement that chose the best plan. kernels, once,
     unmeasured: of the predictor's plan. coverage: share of the network's candidates that records are there for.
-    predicted: seconds of the compiled plan by cost model; measured: what it took, None if it was not run.
+    predicted: seconds of the compiled plan by cost model; measured: what it took, None if it was not run. failure: why
+    it could not be.
     """
 
     name: str
@@ -80,6 +81,7 @@ class NetworkResult:
     covered: float
     predicted: Mapping[str, float] = field(default_factory=dict)
     measured: float | None = None
+    failure: str = ""
 
     def error(self, model: str) -> float | None:
         """Share by which a cost model's prediction of the whole network is off."""
@@ -99,6 +101,7 @@ class NetworkResult:
             "predicted_ms": {name: 1e3 * seconds for name, seconds in self.predicted.items()},
             "measured_ms": None if self.measured is None else 1e3 * self.measured,
             "end_to_end_error": {name: self.error(name) for name in self.predicted},
+            "failure": self.failure or None,
         }
 
 
