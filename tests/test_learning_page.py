@@ -7,10 +7,13 @@ import itertools
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from learn_stores import MACHINE as CPU
+from learn_stores import RECORDED, family_of, fill, synthetic_store
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 import bench_learned
@@ -20,6 +23,10 @@ import learning_page
 import zoo_tables
 
 from autofuse.frontend.zoo import names
+from autofuse.learn import Dataset, Trained, TrainSettings, build_dataset, train_predictor
+from autofuse.learn.boosting import TreeSettings
+from autofuse.learn.splits import grouped_folds
+from autofuse.records import RecordedHardware, SqliteStore
 from autofuse.report.learning import goals_table, plans_table
 
 SCRIPTS = Path(learning_page.__file__).parent
@@ -58,17 +65,68 @@ def test_reuse_is_told_by_network_and_hardware() -> None:
         "shares": {"candidates": 200, "candidates_known": 50, "groups": 40, "groups_known": 10, "greedy_kernels": 30,
                    "greedy_kernels_known": 20},
     }  # fmt: skip
-    moved = [
-        {"hardware": "abc", "records": 50, "mape": 0.1, "tau_within": 0.5, "predicted": 0.9,
-         "analytical_scaled_mape": 0.2, "analytical_tau_within": 0.4}
+    moved: list[dict[str, Any]] = [
+        {"hardware": "abc", "records": 49.7, "mape": 0.1, "tau_within": 0.5, "predicted": 0.9,
+         "analytical_scaled_mape": 0.2, "analytical_tau_within": None}
     ]  # fmt: skip
     text = bench_reuse.page([raw, {**raw, "network": "gone", "unseen": False}], moved)
     for part in (
         "| net | 50 of 200 (25 %) | 10 of 40 (25 %) | 20 of 30 (67 %) |", "| gone, left out |",
         "| net | 2.000 | 1.020 | 1.010 | 1.250 | 5 of 20 | 0 |", "within 3 % of all records: 2 of 2",
-        "| abc | 50 | 10.0 % | 20.0 % | 0.500 | 0.400 | 90 % |",
+        "| abc | 50 | 10.0 % | 20.0 % | 0.500 | – | 90 % |",
     ):  # fmt: skip
         assert part in text
+    assert "that is everywhere" not in text
+    assert "that is everywhere" in bench_reuse.page([raw], [{**moved[0], "records": 0.0, "predicted": 0.0}])
+
+
+def test_all_records_of_an_unseen_network_are_those_of_both_stores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it shares with the networks trained on was not measured for it again."""
+    for name in ("records", "unseen"):
+        monkeypatch.setattr(bench_reuse, name.upper(), tmp_path / f"{name}.db")
+        with SqliteStore(tmp_path / f"{name}.db") as store:
+            if name == "unseen":
+                store.keep_for_evaluation()
+            fill(store, limit=6) if name == "records" else fill(store, start=4, limit=9, seed=3)
+    digests = []
+    for path in (bench_reuse.RECORDS, bench_reuse.UNSEEN, bench_reuse.everything(True, tmp_path)):
+        with SqliteStore(path, readonly=True) as store:
+            digests.append({r.digest for r in store.records()})
+            assert store.evaluation_only == (path != bench_reuse.RECORDS)
+    records, unseen, both = digests
+    assert both == records | unseen and records - unseen and unseen - records
+    assert bench_reuse.everything(False, tmp_path) == bench_reuse.RECORDS
+
+
+def test_transfer_learns_from_so_many_records_of_other_workloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record with cold latencies, which has two rows, counts once; every amount is tested on the same rows."""
+    store = synthetic_store(limit=30, cold=True)
+    row = RecordedHardware("one", "one thread", RECORDED.detail)
+    store.add_hardware(row)
+    for record in list(store.records()):
+        store.add(replace(record, hardware="one"))
+    descriptions = {RECORDED.digest: CPU, "one": replace(CPU, cores=1)}
+    data = build_dataset(store, descriptions=descriptions, family_of=family_of)
+    seen: list[Dataset] = []
+
+    def train(part: Dataset) -> Trained:
+        seen.append(part)
+        return train_predictor(part, TrainSettings(members=2, trees=TreeSettings(rounds=5)))
+
+    monkeypatch.setattr("autofuse.learn.train_predictor", train)
+    found = [bench_reuse.transferred(data, "one", amount, 1) for amount in (0, 7, 10**6)]
+    held = {key for key, fold in zip(data.workloads, grouped_folds(data.workloads, bench_reuse.FOLDS), strict=True)
+            if fold == 1}  # fmt: skip
+    for part, result in zip(seen, found, strict=True):
+        drawn = {d for d, h in zip(part.digests, part.hardware, strict=True) if h == "one"}
+        assert result is not None and result["records"] == len(drawn) and not set(part.workloads) & held
+        assert len(part.digests) - len(set(part.digests)) == part.cold.sum() > 0  # both rows of each, or neither
+        assert result["analytical_tau_within"] == found[0]["analytical_tau_within"]  # type: ignore[index]
+    assert [r and r["records"] for r in found[:2]] == [0, 7] and found[0]["predicted"] == 0  # type: ignore[index]
+    few = data.select(i for i, key in enumerate(data.workloads) if key < "w005")
+    assert bench_reuse.transferred(few, "one", 0, 1) is None  # too little to train on
 
 
 def test_learned_costs_have_a_table_in_the_results() -> None:
