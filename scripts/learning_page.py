@@ -15,8 +15,13 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autofuse.cost.model import CostModel
+    from autofuse.learn.plans import NetworkPlans
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -27,6 +32,8 @@ STRATEGIES = RESULTS / "strategies.json"
 PAGE = ROOT / "docs" / "learning.md"
 #: What hybrid should keep of dp's gain, and may add to greedy's compile.
 KEPT, ADDED = 0.90, 0.15
+#: Shares of the critical path's cost that hybrid is tried with; what it takes by default is `Thresholds.hybrid_share`.
+SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8)
 _REPEATS = 3
 
 
@@ -41,18 +48,64 @@ def strategies() -> dict[str, Any]:
     for path in sorted(replay.PLANS.glob("*.json.gz")):
         known = read(path)
         digest, hardware = replay.hardware_of(known.hardware)
-        network = known.network(hardware)
-        problem = network.problem(replay.costs_of(network, digest))
-        rows = {}
+        network = known.network(hardware, replay.thresholds())
+        costs = replay.costs_of(network, digest)
+        rows: dict[str, Any] = {}
         for name in ("greedy", "hybrid", "dp"):
             best = float("inf")
             for _ in range(_REPEATS):
+                # What a search finds out about its choices stays with them, and no compile finds it there.
+                problem = network.problem(costs)
                 start = time.perf_counter()
                 result = strategy(name, hardware=hardware).search(problem)
                 best = min(best, time.perf_counter() - start)
-            rows[name] = {"ms": 1e3 * result.cost, "seconds": best, "kernels": len(result.choices)}
+            rows[name] = {"ms": 1e3 * network.predicted(result, costs), "seconds": best, "kernels": len(result.choices)}
+        rows["shares"] = shares(network, costs)
         found[known.name] = rows
     return found
+
+
+def shares(network: NetworkPlans, costs: CostModel) -> dict[str, dict[str, float]]:
+    """Plan cost and search seconds of hybrid by `hybrid_share`."""
+    from autofuse.search.strategies import strategy
+
+    found = {}
+    for share in SHARES:
+        problem = network.problem(costs)
+        problem = replace(problem, thresholds=replace(problem.thresholds, hybrid_share=share))
+        start = time.perf_counter()
+        result = strategy("hybrid", hardware=network.hardware).search(problem)
+        seconds = time.perf_counter() - start
+        found[f"{share:g}"] = {"ms": 1e3 * network.predicted(result, costs), "seconds": seconds}
+    return found
+
+
+def shares_part(found: Mapping[str, Any]) -> str:
+    """What hybrid keeps of dp's gain, and adds to greedy's compile, by the share of the critical path it searches."""
+    from autofuse.report.results import number, table
+
+    rows = []
+    for share in next(iter(found.values()))["shares"]:
+        kept, added = [], []
+        for name, row in found.items():
+            gain, one = row["greedy"]["ms"] - row["dp"]["ms"], row["shares"][share]
+            kept += [(row["greedy"]["ms"] - one["ms"]) / gain] if gain > 0 else []
+            whole = whole_compile(name)
+            added += [(one["seconds"] - row["greedy"]["seconds"]) / whole] if whole else []
+        good = f"{sum(k >= KEPT for k in kept)} of {len(kept)}"
+        cells = (100 * min(kept) if kept else None, 100 * sum(kept) / len(kept) if kept else None)
+        most = 100 * max(added) if added else None
+        rows.append([share, good, *(number(c, "{:.0f} %") for c in cells), number(most, "{:.1f} %")])
+    headings = ["hybrid_share", f"networks with {100 * KEPT:.0f} % of dp's gain", "the least", "mean", "adds at most"]
+    return table(headings, rows)
+
+
+def whole_compile(name: str) -> float | None:
+    """Seconds of greedy's compile of a network, None where it was not timed."""
+    raw = RESULTS / f"{name}-b1.json"
+    compiles = json.loads(raw.read_text(encoding="utf-8"))["compiles"] if raw.exists() else {}
+    seconds: float | None = compiles.get("greedy", {}).get("seconds", {}).get("total")
+    return seconds
 
 
 def features_table() -> str:
@@ -70,9 +123,7 @@ def strategies_part(found: Mapping[str, Any]) -> str:
     rows = []
     gains, kept, added = [], [], []
     for name, row in found.items():
-        raw = RESULTS / f"{name}-b1.json"
-        compiles = json.loads(raw.read_text(encoding="utf-8"))["compiles"] if raw.exists() else {}
-        whole = compiles.get("greedy", {}).get("seconds", {}).get("total")
+        whole = whole_compile(name)
         gain = row["greedy"]["ms"] - row["dp"]["ms"]
         part = (row["greedy"]["ms"] - row["hybrid"]["ms"]) / gain if gain > 0 else None
         more = {s: (row[s]["seconds"] - row["greedy"]["seconds"]) / whole if whole else None for s in ("hybrid", "dp")}
@@ -84,7 +135,7 @@ def strategies_part(found: Mapping[str, Any]) -> str:
                 name,
                 *(number(row[s]["ms"], "{:.3f}") for s in ("greedy", "hybrid", "dp")),
                 number(None if part is None else 100 * part, "{:.0f} %"),
-                *(number(None if more[s] is None else 100 * more[s], "{:.1f} %") for s in ("hybrid", "dp")),
+                *(number(None if m is None else 100 * m, "{:.1f} %") for m in more.values()),
             ]
         )
     headings = ["network", "greedy, ms", "hybrid, ms", "dp, ms", "hybrid keeps of dp's gain", "hybrid adds", "dp adds"]
@@ -97,6 +148,8 @@ def strategies_part(found: Mapping[str, Any]) -> str:
             f" at most (wanted: {100 * ADDED:.0f} %). dp's gain is {100 * sum(gains) / len(gains):.1f} % of greedy's"
             " predicted latency on average.\n"
         )
+    if all("shares" in row for row in found.values()):
+        parts.append(shares_part(found))
     return "\n".join(parts)
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from autofuse.cost.model import CostModel
     from autofuse.learn.plans import NetworkPlans
+    from autofuse.search.problem import Thresholds
     from autofuse.target import Hardware
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,6 +47,13 @@ def costs_of(network: NetworkPlans, digest: str) -> CostModel:
     return RecordedCostModel(open_store(RECORDS, readonly=True), digest, learned, cold=network.cold)
 
 
+def thresholds() -> Thresholds | None:
+    """The thresholds that a compile with the predictor searches with: those tuned for it, None for the defaults."""
+    from autofuse.chosen import choose_thresholds
+
+    return choose_thresholds(None, PREDICTOR)
+
+
 def write(name: str) -> None:
     """Import a network and write its file."""
     from autofuse.learn.plans import NetworkPlans
@@ -53,9 +61,11 @@ def write(name: str) -> None:
 
     digest, hardware = hardware_of()
     graph, greedy = renumbered(NetworkPlans.of_model(name, hardware))
-    network = Replayable(name, digest, graph, greedy, (), 0.0).network(hardware)
-    plan = network.plan(costs_of(network, digest))
-    save(Replayable(name, digest, graph, greedy, kernels_of(plan), plan.cost), PLANS / f"{name}.json.gz")
+    network = Replayable(name, digest, graph, greedy, (), 0.0).network(hardware, thresholds())
+    costs = costs_of(network, digest)
+    plan = network.plan(costs)
+    seconds = network.predicted(plan, costs)
+    save(Replayable(name, digest, graph, greedy, kernels_of(plan), seconds), PLANS / f"{name}.json.gz")
 
 
 def compare(path: Path) -> list[str]:
@@ -66,7 +76,7 @@ def compare(path: Path) -> list[str]:
     digest, hardware = hardware_of(known.hardware)
     if digest != known.hardware:
         return [f"- hardware {known.hardware}", f"+ hardware {digest}"]
-    network = known.network(hardware)
+    network = known.network(hardware, thresholds())
     return differences(known.plan, kernels_of(network.plan(costs_of(network, digest))))
 
 

@@ -36,6 +36,7 @@ from autofuse.measure.process import Outcome
 from autofuse.records import MemoryStore, SqliteStore
 from autofuse.records.store import RecordStore
 from autofuse.report.learning import evaluation_page, plans_table, verdict
+from autofuse.search.problem import Thresholds
 from autofuse.target.fingerprint import fingerprint
 from autofuse.target.hardware_file import load_hardware
 from autofuse.target.registry import resolve
@@ -188,6 +189,24 @@ class TestRegret:
         assert cheapest.unmeasured == settled.unmeasured == 1 and cheapest.newest < 0.7 * settled.newest
         (found,) = regrets(planned, kernels, {"measured": costs}).values()
         assert found.worth == cheapest and found.same == found.regret == 0
+
+
+class Unsure(AnalyticalCostModel):
+    """Knows nothing to a tenth."""
+
+    def uncertainty(self, candidates: Sequence[Candidate]) -> np.ndarray:
+        return np.full(len(candidates), 0.1)
+
+
+def test_a_plan_takes_what_costs_say_whatever_margin_it_was_chosen_with(planned: NetworkPlans) -> None:
+    costs = Unsure(planned.hardware)
+    wary = NetworkPlans(
+        "net", planned.graph, planned.hardware, list(planned.families.values()), planned.greedy,
+        thresholds=Thresholds(uncertainty_margin=2.0),
+    )  # fmt: skip
+    plan, usual = wary.plan(costs, "greedy"), planned.plan(costs, "greedy")
+    assert [c.group for c in plan.choices] == [c.group for c in usual.choices] and plan.cost > usual.cost
+    assert wary.predicted(plan, costs) == pytest.approx(usual.cost) == pytest.approx(planned.predicted(usual, costs))
 
 
 class TestCommand:

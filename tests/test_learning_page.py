@@ -20,14 +20,22 @@ import bench_learned
 import bench_reuse
 import collect_data
 import learning_page
+import replay
 import zoo_tables
 
+from autofuse.cost import AnalyticalCostModel
 from autofuse.frontend.zoo import names
 from autofuse.learn import Dataset, Trained, TrainSettings, build_dataset, train_predictor
 from autofuse.learn.boosting import TreeSettings
+from autofuse.learn.plans import NetworkPlans
+from autofuse.learn.replay_plans import Replayable, renumbered, save
 from autofuse.learn.splits import grouped_folds
 from autofuse.records import RecordedHardware, SqliteStore
 from autofuse.report.learning import goals_table, plans_table
+from autofuse.search.baselines import GreedyStrategy
+from autofuse.search.problem import SearchProblem, SearchResult, Thresholds
+from autofuse.target.hardware_file import load_hardware
+from autofuse.target.registry import resolve
 
 SCRIPTS = Path(learning_page.__file__).parent
 MACHINE = {
@@ -48,6 +56,51 @@ def test_strategies_are_held_against_each_other(monkeypatch: pytest.MonkeyPatch,
     text = learning_page.strategies_part({"net": row, "other": {**row, "hybrid": row["dp"]}})
     assert "| net | 10.000 | 9.200 | 9.000 | 80 % | 4.0 % | 10.0 % |" in text
     assert "at least 90 % of dp's gain on 1 of 2" in text and "adds 4.0 % to greedy's compile" in text
+
+
+def test_hybrid_is_told_by_its_share(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(learning_page, "RESULTS", tmp_path)
+    (tmp_path / "net-b1.json").write_text('{"compiles": {"greedy": {"seconds": {"total": 5.0}}}}')
+
+    def row(*kept: float) -> dict[str, Any]:
+        found = {"0.05": {"ms": 10 - kept[0], "seconds": 0.2}, "0.4": {"ms": 10 - kept[1], "seconds": 0.6}}
+        plan = {"seconds": 0.1, "kernels": 9}
+        return {
+            "greedy": {"ms": 10.0, **plan},
+            "hybrid": {"ms": 9.5, **plan},
+            "dp": {"ms": 9.0, **plan},
+            "shares": found,
+        }
+
+    text = learning_page.strategies_part({"net": row(0.5, 1.0), "other": row(0.3, 0.9)})
+    assert "| 0.05 | 0 of 2 | 30 % | 40 % | 2.0 % |" in text and "| 0.4 | 2 of 2 | 90 % | 95 % | 10.0 % |" in text
+
+
+def test_searches_are_timed_on_problems_of_their_own(
+    network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And under the thresholds of the predictor."""
+    hardware = load_hardware(resolve("llvm", 2))
+    graph, greedy = renumbered(NetworkPlans.of_model(str(network), hardware))
+    save(Replayable("net", "digest", graph, greedy, (), 0.0), tmp_path / "net.json.gz")
+    monkeypatch.setattr(replay, "PLANS", tmp_path)
+    monkeypatch.setattr(replay, "hardware_of", lambda _: ("digest", hardware))
+    monkeypatch.setattr(replay, "costs_of", lambda *_: AnalyticalCostModel(hardware))
+    monkeypatch.setattr(replay, "thresholds", lambda: Thresholds(max_group_size=3))
+    seen: list[SearchProblem] = []
+
+    class Noted(GreedyStrategy):
+        def search(self, problem: SearchProblem) -> SearchResult:
+            seen.append(problem)
+            return super().search(problem)
+
+    monkeypatch.setattr("autofuse.search.strategies.strategy", lambda *_, **__: Noted())
+    (rows,) = learning_page.strategies().values()
+    assert len({id(p.choices) for p in seen}) == len(seen) == 3 * 3 + len(learning_page.SHARES)
+    assert {p.thresholds.max_group_size for p in seen} == {3}
+    assert tuple(p.thresholds.hybrid_share for p in seen[9:]) == learning_page.SHARES
+    assert list(rows["shares"]) == [f"{share:g}" for share in learning_page.SHARES]
+    assert rows["shares"]["0.8"]["ms"] == rows["greedy"]["ms"] > 0
 
 
 def test_every_feature_is_in_the_table() -> None:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+import replay
 
 from autofuse.cost import AnalyticalCostModel
 from autofuse.errors import PlanError
 from autofuse.learn.plans import NetworkPlans
 from autofuse.learn.replay_plans import Replayable, differences, kernels_of, read, renumbered, save
+from autofuse.search.problem import Thresholds
+from autofuse.search.thresholds import save_thresholds
 from autofuse.target.hardware_file import load_hardware
 from autofuse.target.registry import resolve
 
-ROOT = Path(__file__).parent.parent
-FILES = sorted((ROOT / "data" / "plans").glob("*.json.gz"))
+FILES = sorted(replay.PLANS.glob("*.json.gz"))
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +53,26 @@ def test_another_plan_is_seen(planned: NetworkPlans) -> None:
     assert {line[0] for line in lines} == {"-", "+"} and any("softmax" in line for line in lines)
 
 
+def test_networks_are_planned_with_the_thresholds_of_the_predictor(
+    planned: NetworkPlans, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a compile with the predictor does."""
+    costs = AnalyticalCostModel(planned.hardware)
+    monkeypatch.setattr(replay, "PREDICTOR", tmp_path)
+    monkeypatch.setattr(replay, "hardware_of", lambda _: ("digest", planned.hardware))
+    monkeypatch.setattr(replay, "costs_of", lambda *_: costs)
+    graph, _ = renumbered(planned)
+    bare = Replayable("net", "digest", graph, (), (), 0.0)
+    usual = kernels_of(bare.network(planned.hardware).plan(costs))
+    save(replace(bare, plan=usual), tmp_path / "net.json.gz")
+    assert replay.thresholds() is None and replay.compare(tmp_path / "net.json.gz") == []
+    limits = Thresholds(max_group_size=1)
+    save_thresholds(limits, tmp_path / "thresholds.json", {})
+    alone = bare.network(planned.hardware, limits).plan(costs)
+    assert {len(c.group.members) for c in alone.choices} == {1} and replay.thresholds() == limits
+    assert replay.compare(tmp_path / "net.json.gz") == differences(usual, kernels_of(alone)) != []
+
+
 def test_another_file_is_refused_in_one_line(tmp_path: Path) -> None:
     for content in (b"", b"nonsense", b"\x1f\x8b"):
         (tmp_path / "x.json.gz").write_bytes(content)
@@ -59,7 +84,4 @@ def test_another_file_is_refused_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=[p.name.removesuffix(".json.gz") for p in FILES])
 def test_the_plans_of_data_are_what_records_and_predictor_give(path: Path) -> None:
     """A change of plan is no fault: look at it, then `python scripts/replay.py --write`."""
-    sys.path.insert(0, str(ROOT / "scripts"))
-    import replay
-
     assert replay.compare(path) == []

@@ -109,6 +109,17 @@ class NetworkPlans:
 
         return DPStrategy(tie=0.0).search(self.problem(costs))
 
+    def predicted(self, plan: SearchResult, costs: CostModel) -> float:
+        """Seconds that a plan takes under `costs`: its own sum has the margin in it that keeps a search from doubt."""
+        if not self._limits.uncertainty_margin:
+            return plan.cost
+        known = [c for c in plan.choices if c.family in self.families]
+        found = costs.costs([self._candidate(c, self.families[c.family]) for c in known])
+        # A kernel of which none is known to work has the price that keeps it out of plans.
+        seconds = np.where(np.isfinite(found), found, [c.cost for c in known]).sum()
+        others = sum(c.cost for c in plan.choices if c.family not in self.families)
+        return float(seconds) + others + self.hardware.call_overhead * len(plan.choices)
+
     def candidates(self) -> list[Candidate]:
         """What a search of the network compares: each configuration of each kind of group, once."""
         from autofuse.schedule.family import beside
@@ -131,6 +142,10 @@ class NetworkPlans:
         family = self.families.get(choice.family)
         if family is None or family.name == _VIEW:
             return None
+        return self._candidate(choice, family)
+
+    @staticmethod
+    def _candidate(choice: Choice, family: ScheduleFamily) -> Candidate:
         return Candidate(choice.group, family, family.configuration.parse(choice.config))
 
 

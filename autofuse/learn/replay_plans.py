@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autofuse.cost.model import CostModel
 from autofuse.errors import PlanError
 from autofuse.graph.model import Graph, Group
 from autofuse.learn.plans import NetworkPlans
 from autofuse.records.groups import group_from_text, group_to_text
-from autofuse.search.problem import SearchResult
+from autofuse.search.problem import SearchResult, Thresholds
 from autofuse.target import Hardware
 
 FORMAT, VERSION = "autofuse-replay", 1
@@ -35,11 +34,13 @@ class Replayable:
     plan: tuple[str, ...]
     seconds: float
 
-    def network(self, hardware: Hardware) -> NetworkPlans:
-        """Its legal groups, to plan with."""
+    def network(self, hardware: Hardware, thresholds: Thresholds | None = None) -> NetworkPlans:
+        """Its legal groups, to plan with; `thresholds` limit their number, and the search."""
         from autofuse.schedule.registry import families
 
-        return NetworkPlans(self.name, self.graph, hardware, families(hardware.kind), self.greedy)
+        return NetworkPlans(
+            self.name, self.graph, hardware, families(hardware.kind), self.greedy, thresholds=thresholds
+        )
 
 
 def kernels_of(plan: SearchResult) -> tuple[str, ...]:
@@ -96,8 +97,3 @@ def read(path: Path) -> Replayable:
         )
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         raise PlanError(f"{path} is no network to replay ({error}): write it with scripts/replay.py") from None
-
-
-def plan_again(network: Replayable, hardware: Hardware, costs: CostModel) -> SearchResult:
-    """The plan that dp finds for the network under these costs."""
-    return network.network(hardware).plan(costs)
