@@ -25,7 +25,7 @@ from autofuse.schedule.family import Configuration
 from autofuse.search.candidates import search_problem
 from autofuse.search.dp import DPStrategy
 from autofuse.search.problem import Thresholds
-from autofuse.search.replay import ReplayedCosts, ReplayNetwork
+from autofuse.search.replay import CANDIDATE_SECONDS, ReplayedCosts, ReplayNetwork
 from autofuse.search.threshold_table import effects
 from autofuse.search.thresholds import load_thresholds, save_thresholds
 from autofuse.search.tuning import SPACE, Outcome, TuningResult, evaluate, pareto, select, tune
@@ -144,6 +144,15 @@ class TestMargin:
         usual, wary = (replayed.search(Thresholds(uncertainty_margin=m), DPStrategy()) for m in (0.0, 1.0))
         assert [c.group for c in usual.result.choices] == [c.group for c in wary.result.choices]
         assert wary.cost == pytest.approx(usual.cost, rel=1e-12) and wary.result.cost > usual.result.cost
+
+    def test_asking_how_sure_costs_are_takes_as_long_again(self) -> None:
+        """Were it free, a study would turn the margin on for next to nothing."""
+        replayed = network(branches(), Doubtful(1.0, error=0.0))
+        usual = replayed.search(Thresholds(), DPStrategy())
+        asked = replayed.costs.asked
+        wary = replayed.search(Thresholds(uncertainty_margin=1.0), DPStrategy())
+        assert asked > 0 and wary.result == usual.result
+        assert wary.seconds == pytest.approx(usual.seconds + CANDIDATE_SECONDS * asked)
 
 
 class TestEffects:

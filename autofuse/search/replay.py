@@ -27,7 +27,10 @@ STEP_SECONDS = 1.0e-5
 
 
 class ReplayedCosts(CostModel):
-    """Another model's costs, each computed once. For the candidates of one graph. `asked`: candidates so far."""
+    """Another model's costs, each computed once. For the candidates of one graph.
+
+    `asked`: candidates that costs or expected errors were asked for so far.
+    """
 
     name: ClassVar[str] = "replayed"
 
@@ -73,9 +76,12 @@ class ReplayedCosts(CostModel):
         return [source for _, source, _ in self._find(candidates)]
 
     def uncertainty(self, candidates: Sequence[Candidate]) -> NDArray[np.float64] | None:
-        """The base model's, None where it cannot tell."""
+        """The base model's, None where it cannot tell. A search takes as long again for it as for the costs."""
         errors = [error for *_, error in self._find(candidates)]
-        return None if any(e is None for e in errors) else np.array(errors, np.float64)
+        if any(e is None for e in errors):
+            return None
+        self.asked += len(candidates)
+        return np.array(errors, np.float64)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import optuna
 
 #: Raise it when the space, the effort or the objectives change: studies of older versions are refused.
-STUDY_VERSION = 2  # 2: the uncertainty margin, plans judged by records
+STUDY_VERSION = 3  # 2: the uncertainty margin, plans judged by records; 3: the margin has an effort
 _STUDY = "autofuse-thresholds"
 #: Plans may cost this share more than the best known if their search is faster.
 TOLERANCE = 0.01
