@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from autofuse.cost import AnalyticalCostModel, Candidate
 from autofuse.cost.features import feature_names
 from autofuse.cost.weights import LEAST_COLD_BYTES
 from autofuse.errors import PredictorError
-from autofuse.learn import Dataset, Trained, TrainSettings, build_dataset, train_predictor
+from autofuse.learn import Dataset, Trained, TrainSettings, build_dataset, train_predictor, tree_search
+from autofuse.learn.boosting import TreeSettings, fit
 from autofuse.learn.dataset import describe
 from autofuse.learn.failing import fit_failures
 from autofuse.learn.metrics import score
@@ -225,6 +227,22 @@ class TestTraining:
         few = dataset.select(range(300))
         first, again, other = (train_predictor(few, TrainSettings(seed=seed, members=2)) for seed in (0, 0, 7))
         assert again.files == first.files and again.card == first.card and other.files != first.files
+
+    def test_settings_are_searched_among_those_that_predict_fast_enough(
+        self, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Deeper trees than usual would, of as many, predict fewer than 100,000 candidates a second."""
+        tried: list[TreeSettings] = []
+
+        def noted(*arguments: Any, **named: Any) -> bytes:
+            tried.append(arguments[4])
+            return fit(*arguments, **named)
+
+        monkeypatch.setattr(tree_search, "fit", noted)
+        start = TreeSettings(rounds=3)
+        best = tree_search.search_trees(dataset.select(range(400)), 10, start)
+        assert tried[0] == start and best in tried and len(set(tried)) == 11 and {t.rounds for t in tried} == {3}
+        assert max(t.depth for t in tried) == TreeSettings().depth > min(t.depth for t in tried)
 
     def test_too_few_records_are_refused_with_the_counts(self) -> None:
         store = fill(MemoryStore(), limit=2)
