@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -301,6 +301,20 @@ class TestUncertainty:
     def test_the_card_has_the_coverage(self, trained: Trained) -> None:
         coverage = trained.card.checks["coverage"]
         assert abs(coverage["one"] - EXPECTED) < 0.05 and coverage["two"] > 0.85
+
+    def test_the_cards_coverage_is_that_of_workloads_not_seen(self) -> None:
+        """Errors that nothing tells beforehand, other ones for each workload: trees that saw them know them."""
+        data = dataset_of(synthetic_store(limit=40))
+        rng = np.random.default_rng(4)
+        size = {key: rng.choice([0.02, 0.4]) for key in sorted(set(data.workloads))}
+        data = replace(data, residual=rng.normal(0, [size[key] for key in data.workloads]))
+        trained = train_predictor(data, TrainSettings(trees=TreeSettings(rounds=10)))
+        found = trained.card.checks["coverage"]
+        wrong = np.abs(data.measured - trained.outside)
+        model = fit_errors(data.features, wrong, data.workloads)
+        assert found == pytest.approx(asdict(Coverage.of(wrong, model.outside)), abs=0.02)
+        seen = Coverage.of(wrong, expected(model.model, model.scale, data.features))
+        assert seen.rank is not None and seen.rank > found["rank"] + 0.1 and abs(found["one"] - EXPECTED) < 0.1
 
 
 class TestFailures:

@@ -25,7 +25,7 @@ from autofuse.learn.failing import FailureModel, fit_failures
 from autofuse.learn.metrics import Metrics, score
 from autofuse.learn.ranges import TrainingRange
 from autofuse.learn.splits import by_workload
-from autofuse.learn.uncertainty import EXPECTED, Coverage, ErrorModel, expected, fit_errors
+from autofuse.learn.uncertainty import EXPECTED, Coverage, ErrorModel, fit_errors
 
 Array = NDArray[np.float64]
 
@@ -92,7 +92,7 @@ def train_predictor(
     metrics = {name: score(dataset.measured, dataset.base + r, dataset.comparable) for name, r in residuals.items()}
     usual = float(np.quantile(np.abs(dataset.residual - offset), EXPECTED))
     trust = Trust(offset, errors.scale, max(_SMALLEST_LIMIT, usual), None if failing is None else failing.limit)
-    coverage = Coverage.of(wrong, expected(errors.model, errors.scale, dataset.features))
+    coverage = Coverage.of(wrong, errors.outside)
     files = _files(members, errors, failing)
     card = Card(
         kind=next(iter(dataset.descriptions.values())).kind,

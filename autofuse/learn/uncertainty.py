@@ -29,24 +29,36 @@ _FOLDS = 3
 
 @dataclass(frozen=True)
 class ErrorModel:
-    """`model`: trees (JSON) of the expected error, to be multiplied by `scale`."""
+    """`model`: trees (JSON) of the expected error, to be multiplied by `scale`.
+
+    `outside`: the expected error (n,) of each row by trees and a factor that did not see its workload.
+    """
 
     model: bytes
     scale: float
+    outside: Array
 
 
 def fit_errors(features: NDArray[np.float32], errors: Array, groups: Sequence[str], seed: int = 0) -> ErrorModel:
     """A model of `errors` (n,), absolute errors (ln) of predictions for rows that were not trained on."""
     weights = np.ones(len(errors))
     objective = quantile(EXPECTED)
-    ratios = np.empty(len(errors))
-    folds = min(_FOLDS, len(set(groups)))
-    for split in by_workload(groups, folds, seed + 1):
+    plain = np.empty(len(errors))
+    splits = list(by_workload(groups, min(_FOLDS, len(set(groups))), seed + 1))
+    for split in splits:
         part = [groups[i] for i in split.train]
         trained = fit(features[split.train], errors[split.train], weights[split.train], part, _TREES, objective, seed)
-        ratios[split.test] = errors[split.test] / expected(trained, 1.0, features[split.test])
-    scale = float(np.quantile(ratios, EXPECTED))
-    return ErrorModel(fit(features, errors, weights, groups, _TREES, objective, seed), max(scale, 0.1))
+        plain[split.test] = expected(trained, 1.0, features[split.test])
+    ratios = errors / plain
+    outside = np.empty(len(errors))
+    for split in splits:
+        outside[split.test] = plain[split.test] * _scale(ratios[split.train])
+    return ErrorModel(fit(features, errors, weights, groups, _TREES, objective, seed), _scale(ratios), outside)
+
+
+def _scale(ratios: Array) -> float:
+    """The factor that brings a share EXPECTED of the errors below the expected ones."""
+    return max(float(np.quantile(ratios, EXPECTED)), 0.1)
 
 
 def expected(model: bytes | Booster, scale: float, features: NDArray[np.float32]) -> Array:
