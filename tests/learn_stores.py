@@ -177,6 +177,26 @@ def fill(
     return store
 
 
+def beside_references(source: RecordStore, store: RecordStore, slower: float = 1.0) -> RecordStore:
+    """Put the records of `source` into `store` as measured beside reference kernels, all of it so much slower."""
+
+    def measured(record: Record) -> Record:
+        beside = {"arithmetic": (1e-4 * slower,) * 3}
+        cold = tuple(slower * s for s in record.cold_samples)
+        return replace(
+            record,
+            samples=tuple(slower * s for s in record.samples),
+            reference_samples=beside if record.samples else {},
+            cold_samples=cold,
+            cold_reference_samples=beside if cold else {},
+        )
+
+    workloads = [(w, source.models(w.key)) for w in source.workloads()]
+    store.add_all(list(source.hardware()), workloads, list(source.forms()), [measured(r) for r in source.records()])
+    store.refresh_baseline(RECORDED.digest)
+    return store
+
+
 @functools.lru_cache(maxsize=1)
 def small_predictor() -> Trained:
     """Trained on a part of the synthetic store, once a process."""

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from learn_networks import fill_from, seconds, truth
-from learn_stores import FAMILY, MACHINE, RECORDED, family_of, fill, synthetic_store
+from learn_stores import FAMILY, MACHINE, RECORDED, beside_references, family_of, fill, synthetic_store
 from small_network import here, small_network
 
 import autofuse
@@ -317,6 +317,24 @@ class TestCommand:
         with pytest.warns(UserWarning, match="trained on other records"):
             found = evaluate(db, None, tmp_path / "p", splits=False, family_of=family_of)
         assert found.summary()["unseen_networks"]["mape"] is None and found.noise is None
+
+
+def test_unseen_latencies_are_those_of_the_machine_as_it_was_trained_on(tmp_path: Path) -> None:
+    """A store that was filled while everything took longer gives the same errors."""
+    found = []
+    for slower in (1.0, 1.3):
+        db, unseen, out = (tmp_path / f"{name}-{slower}" for name in ("db", "unseen", "predictor"))
+        with SqliteStore(db) as store:
+            beside_references(synthetic_store(limit=14), store)
+            save_predictor(train_predictor(dataset_of(store), QUICK), out)
+        with SqliteStore(unseen) as store:
+            store.keep_for_evaluation()
+            beside_references(fill(MemoryStore(), start=14, limit=24), store, slower)
+        found.append(evaluate(db, unseen, out, networks=[], splits=False, family_of=family_of).unseen)
+    usual, slow = found
+    assert usual is not None and slow is not None
+    for name, metrics in usual.models.items():
+        assert slow.models[name].mape == pytest.approx(metrics.mape, rel=1e-3)
 
 
 def test_the_law_is_not_the_analytical_models(planned: NetworkPlans) -> None:

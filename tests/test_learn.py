@@ -10,7 +10,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from learn_stores import COLDER, FAMILY, MACHINE, RECORDED, ROW, family_of, fill, groups, law, synthetic_store
+from learn_stores import (
+    COLDER,
+    FAMILY,
+    MACHINE,
+    RECORDED,
+    ROW,
+    beside_references,
+    family_of,
+    fill,
+    groups,
+    law,
+    synthetic_store,
+)
 
 from autofuse.cost import AnalyticalCostModel, Candidate
 from autofuse.cost.features import feature_names
@@ -141,6 +153,16 @@ class TestDataset:
             assert data.residual[row] == pytest.approx(data.residual[other] + COLDER, abs=1e-4)
             assert data.comparable[row] != data.comparable[other] and data.workloads[row] == data.workloads[other]
         assert LEAST_COLD_BYTES == LEAST_WEIGHTS  # what is not measured is not told apart
+
+    def test_latencies_of_two_stores_are_normalised_alike(self) -> None:
+        """Where the machine was slower all the while that one was filled, so that its usual is slower too."""
+        source = synthetic_store(limit=30, cold=True, times=2)
+        usual, slow = (beside_references(source, MemoryStore(), slower) for slower in (1.0, 1.3))
+        data, other, alike = dataset_of(usual), dataset_of(slow), dataset_of(slow, usual_of=usual)
+        assert data.cold.any() and np.allclose(other.measured - data.measured, np.log(1.3))
+        assert np.allclose(alike.measured, data.measured) and np.allclose(alike.again, data.again)
+        # A store that knows nothing of the hardware changes nothing.
+        assert np.array_equal(dataset_of(slow, usual_of=MemoryStore()).measured, other.measured)
 
     def test_an_earlier_measurement_of_a_kernel_is_kept_beside_it(self) -> None:
         data = dataset_of(synthetic_store(limit=12, times=2))

@@ -187,11 +187,13 @@ def build_dataset(
     descriptions: Mapping[str, Hardware] | None = None,
     family_of: FamilyOf | None = None,
     progress: Callable[[str], None] | None = None,
+    usual_of: RecordStore | None = None,
 ) -> Dataset:
     """Rows for the newest record of each identity that was measured with the present version of its family.
 
     hardware: digests to keep, by default all whose description is known. descriptions: of hardware by digest, before
-    what `describe` says. family_of: family by name, KeyError if there is none.
+    what `describe` says. family_of: family by name, KeyError if there is none. usual_of: the store whose usual times of
+    the reference kernels latencies are normalised with, where it has the hardware: two stores are then comparable.
     """
     if family_of is None:
         from autofuse.schedule.registry import family
@@ -207,7 +209,19 @@ def build_dataset(
     kept: list[_Kept] = []
     failed: list[_Kept] = []
     groups: dict[tuple[str, str], Group | None] = {}
-    for record, before in repeated(store.records()):
+    usual: dict[str, Mapping[str, float]] = {}
+
+    def normalised(record: Record) -> Record:
+        if usual_of is None:
+            return record
+        if record.hardware not in usual:
+            usual[record.hardware] = usual_of.baseline(record.hardware)
+        time = usual[record.hardware].get(record.reference)
+        if time is None:
+            return record
+        return replace(record, normalised=record.normalise(time), cold_normalised=record.normalise_cold(time))
+
+    for record, before in repeated(map(normalised, store.records())):
         if hardware is not None and record.hardware not in hardware:
             skipped["other hardware"] += 1
             continue

@@ -77,7 +77,9 @@ def evaluate(
         if not len(data):
             raise PredictorError(f"{db} holds no records that the predictor in {predictor} could have been trained on")
         kept = stack.enter_context(open_store(unseen, readonly=True)) if unseen is not None else None
-        other = build_dataset(kept, descriptions=descriptions, family_of=family_of) if kept is not None else None
+        other = None
+        if kept is not None:
+            other = build_dataset(kept, descriptions=descriptions, family_of=family_of, usual_of=store)
         here = _hardware(other if other is not None and len(other) else data)
         hardware = descriptions.get(here) or (other or data).descriptions[here]
         model = load_predictor(predictor, hardware)
