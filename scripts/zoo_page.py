@@ -35,8 +35,9 @@ def problems(raws: Sequence[Raw]) -> str:
 
 
 LEARNED = (
-    "From runs of their own (`scripts/bench_learned.py`), batch 1, the five taking turns: dp with the predictor and the"
-    " records that come along, dp with the predictor alone, dp with the analytical model, greedy under either model."
+    "From runs of their own (`scripts/bench_learned.py`), batch 1, the six taking turns: dp with the predictor and the"
+    " records that come along, with the predictor alone, with the records alone, with the analytical model, greedy"
+    " under either model."
     " Ratios are medians over the rounds, of an engine's time over that of dp with predictor and records; predicted"
     " over measured is that of the same plan."
 )

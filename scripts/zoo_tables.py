@@ -176,12 +176,19 @@ def learned_table(learned: Sequence[Raw]) -> str:
                 raw["network"],
                 number(measured, "{:.3f}"),
                 *(number(found[way].get("ratio"), "{:.3f}") for way in ways[1:]),
-                *(number(found[way].get("kernels"), "{:d}") for way in ways[:3]),
+                *(number(found[way].get("kernels"), "{:d}") for way in ways[:4]),
                 number(first["predicted_ms"] / measured if measured else None),
+                number(_searching(found[ways[1]]), "{:.1f} %"),
                 ", ".join(f"{count} {source}" for source, count in first["cost_sources"].items()),
             ]
         )
     means = [geometric_mean(raw["ways"][way].get("ratio") for raw in learned) for way in ways[1:]]
-    rows.append(["geometric mean", "", *(number(mean, "{:.3f}") for mean in means), "", "", "", "", ""])
-    headings = ["network", f"{ways[0]}, ms", *ways[1:], *(f"kernels, {way}" for way in ways[:3])]
-    return table([*headings, "predicted / measured", "costs from"], rows)
+    rows.append(["geometric mean", "", *(number(mean, "{:.3f}") for mean in means), *[""] * 7])
+    headings = ["network", f"{ways[0]}, ms", *ways[1:], *(f"kernels, {way}" for way in ways[:4])]
+    return table([*headings, "predicted / measured", f"search's share, {ways[1]}", "costs from"], rows)
+
+
+def _searching(made: Raw) -> float | None:
+    """Percent of a compile that its search took."""
+    seconds = made.get("seconds")
+    return 100 * seconds["search"] / seconds["total"] if seconds else None

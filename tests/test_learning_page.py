@@ -191,12 +191,18 @@ def test_learned_costs_have_a_table_in_the_results() -> None:
             "cost_sources": sources,
             "median_ms": 2.0 + n,
             "ratio": 1 + n / 10,
+            "seconds": {"search": 0.5, "total": 8.0 + n},
         }
         for n, way in enumerate(bench_learned.WAYS)
     }
     text = zoo_tables.learned_table([{"network": "net", "ways": ways}])
-    assert "| net | 2.000 | 1.100 | 1.200 | 1.300 | 1.400 | 20 | 21 | 22 | 0.95 | 12 predicted, 8 record |" in text
-    assert "| geometric mean |  | 1.100 |" in text
+    ratios = "1.100 | 1.200 | 1.300 | 1.400 | 1.500"
+    assert f"| net | 2.000 | {ratios} | 20 | 21 | 22 | 23 | 0.95 | 5.6 % | 12 predicted, 8 record |" in text
+    lines = text.splitlines()
+    assert f"| geometric mean |  | {ratios} |" in text and len({line.count("|") for line in lines}) == 1
+    assert "search's share, dp, predictor alone" in lines[0]
+    alone = bench_learned.WAYS["dp, records alone"]
+    assert alone["cost_model"] == "analytical" and alone["db"] == bench_learned.WAYS["dp, learned"]["db"]
 
 
 def found(regret: float, error: float | None, unmeasured: int = 0, failure: str | None = None) -> dict[str, Any]:

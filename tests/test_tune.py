@@ -379,7 +379,14 @@ class TestCommand:
         assert report["chosen"]["search_seconds"] <= report["default"]["search_seconds"]
         assert all(math.isfinite(o["plan_cost"]) for o in report["pareto"])
         assert run(*arguments, "--each", "--check", str(model), "--json") == 0
-        page = study_page(json.loads(capsys.readouterr().out))
+        report = json.loads(capsys.readouterr().out)
+        page = study_page(report)
+        front = page.split("The Pareto front")[1].split("\n\n")[1].splitlines()
+        assert len(front) == 2 + len(report["pareto"]) > 2
+        for line, o in zip(front[2:], report["pareto"], strict=True):
+            assert line.startswith(f"| {o['plan_cost']:.4f} | {o['search_seconds']:.2f} | ")
+            changed = {k: v for k, v in o["thresholds"].items() if v != report["default"]["thresholds"][k]}
+            assert line.endswith(f"| {', '.join(f'{k} {v:g}' for k, v in changed.items()) or 'none'} |")
         assert all(f"| {name} |" in page for name in SPACE) and "did not see" in page and "changes nothing" in page
         assert run(*arguments, "--each", "--check", str(model)) == 0
         text = capsys.readouterr().out

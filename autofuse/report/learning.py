@@ -220,6 +220,17 @@ def study_page(report: Plain) -> str:
         " searches together.\n",
         table(["thresholds", "plan cost", "effort, s"], rows),
     ]
+    front = [
+        [
+            number(o["plan_cost"], "{:.4f}"),
+            number(o["search_seconds"], "{:.2f}"),
+            "yes" if o["proved_optimal"] else "no",
+            ", ".join(f"{k} {v:g}" for k, v in o["thresholds"].items() if v != usual["thresholds"][k]) or "none",
+        ]
+        for o in report["pareto"]
+    ]
+    headings = ["plan cost", "effort, s", "all plans proved optimal", "thresholds that are not the defaults"]
+    parts += ["The Pareto front, fastest search first:\n", table(headings, front)]
     if "checked" in report:
         names = ", ".join(report["checked"]["chosen"]["networks"])
         cost = report["checked"]["chosen"]["plan_cost"]
