@@ -4,9 +4,11 @@ Usage: python scripts/collect_data.py [--per-model N] [--again N] [--budget TIME
 
 The first store has the candidates of eight zoo networks, the other those of the four that nothing is ever learned
 from. Some kernels are measured twice: that is how the noise is known. Stopped at any moment (Ctrl-C keeps the log of
-the run too) and run again, it goes on where it was; `--fresh` begins anew. Exit code 1 if the stores are not what they
-should be. Nothing else should run on the machine meanwhile. By default 5,900 kernels and 940 of them again, all of the
-second store among them, and 240 with a pool of one thread: at 1.5 to 2.4 a second that takes 50 to 80 minutes.
+the run too) and run again, it goes on where it was; `--fresh` begins anew. What is collected does not depend on a
+predictor that is there already: plans are those of the analytical model and of the records so far. Exit code 1 if the
+stores are not what they should be. Nothing else should run on the machine meanwhile. By default 5,900 kernels and 940
+of them again, all of the second store among them, and 240 with a pool of one thread: at 1.5 to 2.4 a second that takes
+50 to 80 minutes.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ def collect(store: Path, networks: Sequence[str], options: argparse.Namespace, e
     command = [
         sys.executable, "-m", "autofuse", "collect", *networks, "--db", str(store), "--json",
         "--configs", str(options.configs), "--explore", str(options.explore), "--again", str(again),
-        "--per-model", str(most), "--lines", "30s",
+        "--per-model", str(most), "--lines", "30s", "--cost-model", "analytical",
     ]  # fmt: skip
     if options.threads:
         command += ["--threads", str(options.threads)]

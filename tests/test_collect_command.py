@@ -14,8 +14,10 @@ from learn_stores import small_predictor
 from small_network import small_network
 
 from autofuse.cli import cli
+from autofuse.cost import CostModel
 from autofuse.learn import save_predictor
-from autofuse.measure import MeasureJob, MeasureResult, ReplayBuilder, ReplayRunner
+from autofuse.measure import CollectItem, MeasureJob, MeasureResult, ReplayBuilder, ReplayRunner
+from autofuse.measure.order import in_order
 from autofuse.records import SqliteStore
 
 
@@ -86,3 +88,28 @@ def test_a_predictor_says_what_to_explore(network: str, tmp_path: Path, recwarn:
     save_predictor(small_predictor(), tmp_path / "p")
     counts = collect(network, "--db", tmp_path / "r.db", "--predictor", tmp_path / "p", "--configs", 1, "--trials", 2)
     assert counts["measured"] == 2 and counts["left"] > 0
+
+
+def test_a_collection_from_nothing_is_the_same_whatever_predictor_is_there(
+    network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    orders: list[list[tuple[str, str, str]]] = []
+    models: list[str] = []
+
+    def noted(items: list[CollectItem], costs: CostModel) -> list[CollectItem]:
+        found = in_order(items, costs)
+        orders.append([(i.key, i.candidate.family.name, i.candidate.config.text) for i in found])
+        models.append(costs.name)
+        return found
+
+    monkeypatch.setattr("autofuse.measure.order.in_order", noted)
+    arguments = (network, "--db", tmp_path / "r.db", "--configs", 1, "--dry-run")
+    collect(*arguments)
+    save_predictor(small_predictor(), tmp_path / "p")
+    monkeypatch.setattr("autofuse.learn.default.default_predictor", lambda _: tmp_path / "p")
+    collect(*arguments)
+    collect(*arguments, "--cost-model", "analytical")
+    assert models == ["analytical", "learned", "analytical"]
+    assert orders[0] == orders[2] != orders[1]
+    both = ["collect", *map(str, arguments), "--cost-model", "analytical", "--predictor", str(tmp_path / "p")]
+    assert "give one of them" in str(CliRunner().invoke(cli, both).exception)

@@ -92,7 +92,9 @@ def test_a_run_hands_the_settings_on_and_keeps_its_counts(monkeypatch: pytest.Mo
     kept = collect_data.collect(Path("x.db"), ["vgg16", "gpt2"], options, evaluation=True)
     (command,) = asked
     text = " ".join(command)
-    settings = "--configs 3 --explore 1 --again 3 --per-model 9 --lines 30s --budget 2h --evaluation"
+    settings = (
+        "--configs 3 --explore 1 --again 3 --per-model 9 --lines 30s --cost-model analytical --budget 2h --evaluation"
+    )
     for part in ("collect vgg16 gpt2 --db x.db --json", settings):
         assert part in text
     assert kept["measured"] == 5400 and kept["failures"] == {"crashed": 1, "timeout": 1} and kept["configs"] == 3

@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     help="Others a group: at random, with --predictor half of them where it is least sure.",
 )  # fmt: skip
 @click.option("--per-model", type=click.IntRange(min=1), help="No more than so many a model, the most useful ones.")
+@click.option(
+    "--cost-model", type=click.Choice(["analytical", "learned"]),
+    help="What says what plans are best, where nothing is recorded (default: as `compile`).",
+)  # fmt: skip
 @click.option("--predictor", metavar="DIR", help="Predictor that says what plans are best, and where it is not sure.")
 @click.option("--again", type=click.IntRange(min=0), default=0, help="So many kernels are measured twice: noise.")
 @click.option("--evaluation", is_flag=True, help="Keep the store for evaluation: nothing is ever learned from it.")
@@ -67,6 +71,7 @@ def command(
     configs: int,
     explore: int,
     per_model: int | None,
+    cost_model: str | None,
     predictor: str | None,
     again: int,
     evaluation: bool,
@@ -95,14 +100,17 @@ def command(
         raise InputError("--rpc and --key go together: --rpc HOST:PORT --key NAME")
     if rpc is not None and (threads is not None or target != "llvm"):
         raise InputError("--target and --threads are the devices' own with --rpc: autofuse serve --threads N")
+    if cost_model == "analytical" and predictor is not None:
+        raise InputError("--predictor is not used with --cost-model analytical: give one of them")
     given = input_shapes(shapes)
     if not Path(db).exists():
         check_writable(db, RecordError)
 
     def candidates(place: _Place) -> tuple[list[Analysed], list[CollectItem]]:
         wanted = _Wanted(
-            tuple(names), threads, batch, given, configs, explore, per_model, predictor, db, often is not None
-        )
+            tuple(names), threads, batch, given, configs, explore, per_model, cost_model, predictor, db,
+            often is not None,
+        )  # fmt: skip
         return _candidates(wanted, place, dry_run)
 
     from autofuse.measure.process import MeasureError
@@ -213,6 +221,7 @@ class _Wanted:
     configs: int
     explore: int
     per_model: int | None
+    cost_model: str | None
     predictor: str | None
     db: str
     lines: bool
@@ -222,7 +231,7 @@ def _candidates(wanted: _Wanted, place: _Place, dry_run: bool) -> tuple[list[Ana
     """The models as analysed for a place's target, and what to measure of them, in order.
 
     The plans that are best at present come from what is known: records of this hardware, else the predictor, else the
-    analytical model.
+    analytical model; or, if that is asked for, the analytical model whatever predictor is there.
     """
     from autofuse.chosen import choose_cost_model
     from autofuse.compiler import analyse, problem_of
@@ -244,7 +253,7 @@ def _candidates(wanted: _Wanted, place: _Place, dry_run: bool) -> tuple[list[Ana
             model = analyse(
                 name, target=place.target, threads=wanted.threads, batch=wanted.batch, input_shapes=wanted.shapes
             )
-            costs = choose_cost_model(model, None, wanted.predictor, None)
+            costs = choose_cost_model(model, wanted.cost_model, wanted.predictor, None)
             digest = place.row(model.target).digest
             if known is not None:
                 costs = RecordedCostModel(known, digest, costs, cold=weights_are_cold(model.graph, model.hardware))
@@ -256,7 +265,7 @@ def _candidates(wanted: _Wanted, place: _Place, dry_run: bool) -> tuple[list[Ana
             found = items_of(
                 groups, kinds, model.hardware, model.graph.name, wanted.configs, plans, wanted.explore, costs
             )
-            hot = hot or _hot_costs(model.hardware, wanted.predictor)
+            hot = hot or _hot_costs(model.hardware, wanted)
             if wanted.per_model is not None:
                 found = most_useful(found, hot, wanted.per_model, partial(_recorded, known, digest))
             items += found
@@ -272,8 +281,11 @@ def _recorded(store: RecordStore | None, hardware: str, identities: Sequence[Ide
     return [known is not None for known in store.lookup([replace(i, hardware=hardware) for i in identities])]
 
 
-def _hot_costs(hardware: Hardware, predictor: str | None) -> CostModel:
+def _hot_costs(hardware: Hardware, wanted: _Wanted) -> CostModel:
     """Costs with weights in the cache, which those of several networks can be compared by."""
+    from autofuse.chosen import choose_predictor
+
+    predictor = choose_predictor(hardware, wanted.cost_model, wanted.predictor)
     if predictor is not None:
         from autofuse.learn import load_predictor
 
