@@ -157,11 +157,36 @@ def card_part(card: Mapping[str, Any]) -> str:
     """What was trained on."""
     data, training = card["data"], card["training"]
     trees = sum(m["trees"] for m in card["members"])
-    return (
+    parts = [
         f"Trained on {data['records']} records ({data['rows']} latencies, {data['cold_rows']} with cold weights)"
         f" of {data['workloads']} workloads of {', '.join(data['models'])}; data hash `{data['hash']}`, features of"
         f" version {card['features']['version']}, {training['members']} members, {trees} trees. The card is"
-        " [models/cpu/card.md](../models/cpu/card.md).\n"
+        " [models/cpu/card.md](../models/cpu/card.md).\n",
+        failures_part(card),
+    ]
+    if training.get("tried"):
+        parts.append(
+            f"The settings of the trees are the best of {training['tried']} that were tried, by errors on held-out"
+            " workloads of the same records: that choice flatters the errors below on held-out workloads, networks and"
+            " families a little, those on unseen networks not at all.\n"
+        )
+    return "\n".join(parts)
+
+
+def failures_part(card: Mapping[str, Any]) -> str:
+    """What was learned of candidates that do not build, run or give the right numbers."""
+    failed, scores = card["data"]["failures"], card["checks"]["failures"]
+    if scores is not None:
+        return (
+            f"{failed} candidates failed. A classifier prunes those that are expected to: it finds"
+            f" {100 * scores['found']:.0f} % of the failures of workloads that it did not see, and loses"
+            f" {100 * scores['lost']:.1f} % of what works.\n"
+        )
+    if not failed:
+        return "No candidate failed: there was nothing to train a classifier of failures on, and nothing is pruned.\n"
+    return (
+        f"{failed} candidates failed, too few or too much like the others to be told from them: no classifier of"
+        " failures was trained, and nothing is pruned.\n"
     )
 
 

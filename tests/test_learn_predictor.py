@@ -45,6 +45,8 @@ from autofuse.learn import (
 )
 from autofuse.learn.booster import Booster
 from autofuse.learn.boosting import TreeSettings
+from autofuse.learn.evaluation import settings_of
+from autofuse.learn.predictor import read_card
 from autofuse.records import SqliteStore
 
 
@@ -300,6 +302,9 @@ class TestCommand:
         assert run("train", "--db", str(db), "-o", str(tmp_path / "p"), "--search", "2") == 0
         text = capsys.readouterr().out
         assert "learned" in text and "analytical, scaled" in text and "MAPE" in text and "wrote" in text
+        assert loaded.card.training["tried"] == 0  # trained without a search
+        searched = read_card(tmp_path / "p")
+        assert searched.training["tried"] == 3 and settings_of(searched).tried == 0  # its own settings and two more
 
     def test_bad_input_is_one_line_and_leaves_nothing(
         self, db: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -31,7 +31,7 @@ from autofuse.learn.plans import NetworkPlans
 from autofuse.learn.replay_plans import Replayable, renumbered, save
 from autofuse.learn.splits import grouped_folds
 from autofuse.records import RecordedHardware, SqliteStore
-from autofuse.report.learning import goals_table, plans_table
+from autofuse.report.learning import goals_table, hardware_note, plans_table
 from autofuse.search.baselines import GreedyStrategy
 from autofuse.search.problem import SearchProblem, SearchResult, Thresholds
 from autofuse.target.hardware_file import load_hardware
@@ -56,6 +56,40 @@ def test_strategies_are_held_against_each_other(monkeypatch: pytest.MonkeyPatch,
     text = learning_page.strategies_part({"net": row, "other": {**row, "hybrid": row["dp"]}})
     assert "| net | 10.000 | 9.200 | 9.000 | 80 % | 4.0 % | 10.0 % |" in text
     assert "at least 90 % of dp's gain on 1 of 2" in text and "adds 4.0 % to greedy's compile" in text
+
+
+CARD: dict[str, Any] = {
+    "data": {"records": 10, "rows": 12, "cold_rows": 2, "workloads": 5, "models": ["net"], "hash": "abc",
+             "failures": 0},
+    "features": {"version": 4}, "members": [{"trees": 9}], "training": {"members": 5, "tried": 0},
+    "checks": {"failures": None},
+}  # fmt: skip
+
+
+def test_what_was_learned_of_failures_is_said() -> None:
+    """Nothing, where nothing failed."""
+    text = learning_page.card_part(CARD)
+    assert "10 records (12 latencies" in text and "No candidate failed" in text and "nothing is pruned" in text
+    few = {**CARD, "data": {**CARD["data"], "failures": 7}}
+    assert "7 candidates failed, too few" in learning_page.card_part(few)
+    many = {**few, "checks": {"failures": {"found": 0.9, "lost": 0.004}}}
+    assert (
+        "it finds 90 % of the failures of workloads that it did not see, and loses 0.4 % of what works"
+        in learning_page.card_part(many)
+    )
+
+
+def test_settings_chosen_on_the_records_that_they_are_tested_on_are_said_to_be() -> None:
+    assert "that were tried" not in learning_page.card_part(CARD)
+    searched = learning_page.card_part({**CARD, "training": {"members": 5, "tried": 13}})
+    assert "best of 13 that were tried" in searched and "those on unseen networks not at all" in searched
+
+
+def test_hardware_of_which_nothing_was_predicted_is_said_to_be() -> None:
+    splits = {"hardware/one": {"predicted": 0.0}, "hardware/two": {"predicted": 0.0}, "workload": {"predicted": 0.0}}
+    text = hardware_note({"splits": splits})
+    assert "Of other hardware (one) and other hardware (two) nothing is predicted" in text and "scaled" in text
+    assert hardware_note({"splits": {"hardware/one": {"predicted": 0.1}}}) == ""
 
 
 def test_hybrid_is_told_by_its_share(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -387,6 +387,9 @@ class TestCommand:
             assert line.startswith(f"| {o['plan_cost']:.4f} | {o['search_seconds']:.2f} | ")
             changed = {k: v for k, v in o["thresholds"].items() if v != report["default"]["thresholds"][k]}
             assert line.endswith(f"| {', '.join(f'{k} {v:g}' for k, v in changed.items()) or 'none'} |")
+        assert report["predictor"] is report["db"] is None and "judged by" not in page
+        judged = study_page({**report, "predictor": "models/cpu", "db": "data/records.db"})
+        assert "judged by the predictor, and by data/records.db where it has records" in judged
         assert all(f"| {name} |" in page for name in SPACE) and "did not see" in page and "changes nothing" in page
         assert run(*arguments, "--each", "--check", str(model)) == 0
         text = capsys.readouterr().out

@@ -52,7 +52,8 @@ def command(db: str, output: str, hardware: tuple[str, ...], seed: int, search: 
             from autofuse.learn.tree_search import search_trees
 
             check_dataset(dataset)
-            settings = replace(settings, trees=search_trees(dataset, search, settings.trees, seed, tell))
+            trees = search_trees(dataset, search, settings.trees, seed, tell)
+            settings = replace(settings, trees=trees, tried=search + 1)
         trained = train_predictor(dataset, settings, tell)
         tell("saving")
         from autofuse.learn.plots import plots

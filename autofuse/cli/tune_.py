@@ -115,6 +115,8 @@ def command(
         "output": str(target),
         "models": [n.name for n in networks],
         "strategy": strategy,
+        "predictor": predictor,
+        "db": None if db == "none" else db,
         "trials": result.trials,
         "new_trials": result.new_trials,
         "failed": result.failed,

@@ -164,7 +164,7 @@ def noise_floor(*datasets: Dataset) -> Metrics | None:
 
 
 def settings_of(card: Card) -> TrainSettings:
-    """How a predictor was trained."""
+    """How a predictor was trained; `tried` is left at 0: who trains with them again tries none."""
     try:
         values = dict(card.training)
         return TrainSettings(int(values["seed"]), int(values["members"]), TreeSettings(**values["trees"]))

@@ -82,6 +82,17 @@ def sureness_table(summary: Plain) -> str:
     return table([*headings, "predicted, not analytical", "rows left out"], rows)
 
 
+def hardware_note(summary: Plain) -> str:
+    """What the figures of other hardware are worth where none of its rows was predicted; "" where some were."""
+    alone = [split_title(n) for n, s in summary["splits"].items() if n.startswith("hardware/") and not s["predicted"]]
+    if not alone:
+        return ""
+    return (
+        f"Of {' and '.join(alone)} nothing is predicted: a number of cores that was never seen lies outside the"
+        " training range. What stands there for learned is the analytical model for that hardware, scaled.\n"
+    )
+
+
 def plans_table(summary: Plain) -> str:
     """Regret of the unseen networks' plans, and predicted beside measured latency."""
     networks = summary["splits"].get("unseen", {}).get("networks", {})
@@ -180,6 +191,7 @@ def evaluation_page(summary: Plain, title: str = "# Evaluation\n") -> str:
             " how often the fastest measured configuration is among the k predicted to be the fastest. Slower than"
             " best: how much slower than the fastest measured configuration the one is that would be chosen.\n",
             errors_table(summary),
+            *filter(None, [hardware_note(summary)]),
             "## How sure it is\n",
             sureness_table(summary),
             "## Plans of unseen networks\n",
@@ -237,7 +249,7 @@ def study_page(report: Plain) -> str:
         efforts = [report["checked"][name]["search_seconds"] for name in ("default", "chosen")]
         parts.append(
             f"On networks that the study did not see ({names}): plans of {cost:.4f} times the default's cost, effort"
-            f" {efforts[1]:.2f} s instead of {efforts[0]:.2f} s.\n"
+            f" {efforts[1]:.2f} s instead of {efforts[0]:.2f} s.{_judges(report)}\n"
         )
     if "each" in report:
         parts += ["Each threshold by itself, the others at their defaults:\n", thresholds_table(report["each"])]
@@ -245,3 +257,13 @@ def study_page(report: Plain) -> str:
         if abort < 1:
             parts.append(f"The tuned abort factor, {abort:g}, is below 1: plans are not proved to be the best ones.\n")
     return "\n".join(parts)
+
+
+def _judges(report: Plain) -> str:
+    """What says how much the plans cost of networks that were not tuned on."""
+    if not report.get("predictor") or not report.get("db"):
+        return ""
+    return (
+        f" What their plans cost is judged by the predictor, and by {report['db']} where it has records of their"
+        " kernels: of networks that are not in it, those that they share with one that is."
+    )
