@@ -192,8 +192,8 @@ def compile_model(
     `db`, which is made if it is not there. plan: a plan (or its file) to build instead of
     searching. max_memory: limit on the planned peak of intermediates, in MB. compile_allowance: percent of extra
     compile time that `auto` may spend on the search. fuel: fuse only the first so many groups. check: run every kernel
-    on random operands and compare it with numpy; a wrong one is replaced, with a warning. dump_ir: folder for the IR
-    after each phase. The result's `description` holds what was done and how long it took.
+    on random operands and compare it with numpy; a wrong one is replaced, with a warning, and recorded in `db`.
+    dump_ir: folder for the IR after each phase. The result's `description` holds what was done and how long it took.
 
     Raises an AutofuseError for arguments of the wrong kind, before any work, and for what the stages cannot do.
     """
@@ -244,12 +244,12 @@ def compile_model(
         if measure_doubtful(analysed, problem, costs, chosen, db, measure, tell):
             costs, problem = posed()
         asked = time.perf_counter() - began_asking
-    result = follow_plan(plan, problem, analysed) if plan is not None else chosen.search(problem)
+    result = follow_plan(plan, problem, analysed, costs) if plan is not None else chosen.search(problem)
     if fuel is not None:
         result = limit_fuel(result, problem, fuel)
     searching = time.perf_counter() - start - asked + analysed.seconds.get("graph", 0.0)
     seconds = {**analysed.seconds, "search": searching, "measure": asked}
-    return generate(analysed, problem, result, costs, seconds, began, tell, folder, check)
+    return generate(analysed, problem, result, costs, seconds, began, tell, folder, check, db)
 
 
 def check_runs_here(target: str, threads: int | None) -> None:
@@ -261,10 +261,10 @@ def check_runs_here(target: str, threads: int | None) -> None:
         raise TargetError(f"kernels for {target} do not run on this machine: compile without check")
 
 
-def follow_plan(plan: Plan | str | Path, problem: SearchProblem, analysed: Analysed) -> SearchResult:
-    """The choices of a given plan. Raises PlanError when it was made for another graph."""
+def follow_plan(plan: Plan | str | Path, problem: SearchProblem, analysed: Analysed, costs: CostModel) -> SearchResult:
+    """The choices of a given plan, but for what is known to fail. PlanError when it was made for another graph."""
     from autofuse.schedule.registry import family as family_by_name
-    from autofuse.search.plan import Plan, adapt
+    from autofuse.search.plan import Plan, adapt, without_failures
 
     if not isinstance(plan, Plan):
         plan = Plan.load(plan)
@@ -281,7 +281,7 @@ def follow_plan(plan: Plan | str | Path, problem: SearchProblem, analysed: Analy
                 raise PlanError(
                     f"{where}: {planned.config!r} is no configuration of {planned.family}; compile without --plan"
                 ) from None
-    return adapt(plan, problem, target=analysed.target.text)
+    return without_failures(adapt(plan, problem, target=analysed.target.text), problem, costs)
 
 
 def limit_fuel(result: SearchResult, problem: SearchProblem, fuel: int) -> SearchResult:
@@ -330,14 +330,18 @@ def generate(
     tell: Progress,
     folder: Path | None,
     check: bool = False,
+    db: str | Path | None = None,
 ) -> Executable:
-    """Build the executable of a search's result; groups that fail fall back to smaller ones with a warning."""
+    """Build the executable of a search's result; groups that fail fall back to smaller ones with a warning.
+
+    What fails its check is kept in the store `db`, if there is one: no compile with these records takes it again.
+    """
     from contextlib import ExitStack
 
     import tvm
 
     from autofuse.codegen.build import build_with_fallback
-    from autofuse.codegen.describe import describe_kernels, describe_search
+    from autofuse.codegen.describe import as_built, describe_kernels, describe_search
     from autofuse.codegen.executable import Executable
     from autofuse.codegen.kernels import KernelBuilder
     from autofuse.codegen.library import load_code, machine_code
@@ -387,6 +391,9 @@ def generate(
             return checks([unit for unit in program.units if not isinstance(unit, int)], code)
 
         program, library = build_with_fallback(kernels, builder, arrange, target, look if check else None)
+        if checks is not None and db is not None:
+            checks.keep(db)
+    result = as_built(program, problem, result, costs, analysed.hardware)
     try:
         code = code or machine_code(library, analysed.target.triple)
     except TargetError:

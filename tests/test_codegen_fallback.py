@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from autofuse.codegen import kernels as kernels_module
 from autofuse.codegen.build import build_with_fallback
 from autofuse.codegen.kernels import Assignment, KernelBuilder
 from autofuse.compiler import Analysed
+from autofuse.cost.analytical import AnalyticalCostModel
 from autofuse.cost.model import Candidate, CostModel
 from autofuse.graph.keys import workload_key
 from autofuse.graph.model import Group
@@ -28,6 +30,7 @@ from autofuse.records.model import RecordedCostModel
 from autofuse.schedule import ScheduleError
 from autofuse.schedule.cpu.elementwise import ElementwiseFamily
 from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily
+from autofuse.schedule.registry import families
 from autofuse.target import Hardware
 
 
@@ -231,3 +234,54 @@ def test_a_configuration_that_is_known_to_fail_is_never_taken(
     arrays = random_inputs(made_from := analysed_model(two_branches()).prepared)
     (theirs,) = run_onnxruntime(two_branches(), made_from, arrays)
     np.testing.assert_allclose(made(*arrays)[0], theirs, atol=1e-5)
+
+
+@dataclass(frozen=True)
+class Doubtful:
+    """Whether a kernel fails, drawn from its family, configuration and a seed."""
+
+    seed: int
+
+    def fails(self, what: str, family: str, config: str) -> bool:
+        return zlib.crc32(f"{what} {self.seed} {family} {config}".encode()) % 5 < 2
+
+
+class DoubtfulCosts(CostModel):
+    """Analytical costs; two fifths of all configurations are known to fail."""
+
+    name = "analytical"
+
+    def __init__(self, doubtful: Doubtful, hardware: Hardware) -> None:
+        self.doubtful, self.others = doubtful, AnalyticalCostModel(hardware)
+
+    def costs(self, candidates: Sequence[Candidate]) -> Any:
+        fails = [self.doubtful.fails("known", c.family.name, c.config.text) for c in candidates]
+        return np.where(fails, np.inf, self.others.costs(candidates))
+
+
+@pytest.mark.parametrize(("seed", "strategy"), enumerate(["dp", "greedy", "none"]))
+def test_nothing_that_is_known_to_fail_is_built_whatever_else_fails(
+    branches: Analysed, seed: int, strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two fifths of the other configurations cannot be scheduled: their operators take others, never known ones."""
+    doubtful = Doubtful(seed)
+    before = autofuse.compile(two_branches(), threads=2, cost_model="analytical").plan
+    built: set[tuple[str, str]] = set()
+    for family in families():
+
+        def apply(func: Any, group: Any, config: Any, hardware: Any, family: Any = family) -> Any:
+            built.add((family.name, config.text))
+            if doubtful.fails("new", family.name, config.text):
+                raise ScheduleError("it does not work")
+            return type(family).apply(family, func, group, config, hardware)
+
+        monkeypatch.setattr(family, "apply", apply)
+    costs = DoubtfulCosts(doubtful, branches.hardware)
+    for plan in (None, before):
+        made = autofuse.compile(two_branches(), cost_model=costs, strategy=strategy, plan=plan, threads=2)
+        used = {(g.family, g.config) for g in made.plan.groups if g.family not in ("", "view")}
+        assert used <= built and not any(doubtful.fails("known", *one) for one in built)
+        assert not any(doubtful.fails("new", *one) for one in used)
+        arrays = random_inputs(branches.prepared)
+        (theirs,) = run_onnxruntime(two_branches(), branches.prepared, arrays)
+        np.testing.assert_allclose(made(*arrays)[0], theirs, atol=1e-5)

@@ -136,6 +136,20 @@ def test_indices_stay_within_what_they_index() -> None:
     assert index_ranges(Group.of(unknown, [0]))[1] == (0.0, 6.0)
 
 
+def test_bytes_take_all_their_values_unless_they_may_be_indices() -> None:
+    tensors = (
+        Tensor(0, "x", (1, 9), "int8", Role.INPUT),
+        Tensor(1, "y", (1, 9), "uint8", Role.INPUT),
+        Tensor(2, "z", (1, 9), "int32", Role.INPUT),
+        Tensor(3, "out", (1, 9)),
+    )
+    op = Operator(0, "add", "add", "add", (0, 1, 2), (3,), (Access(0, 0, MappingType.ONE_TO_ONE),))
+    graph = Graph("g", tensors, (op,), (0, 1, 2), (3,))
+    assert index_ranges(Group.of(graph, [0])) == {0: (-128.0, 127.0), 1: (0.0, 255.0), 2: (0.0, 1.0)}
+    take = replace(op, name="take", kind="take", inputs=(0, 1), attrs={"axis": 1})
+    assert index_ranges(Group.of(replace(graph, operators=(take,)), [0])) == {0: (0.0, 1.0), 1: (0.0, 8.0)}
+
+
 def plain(group: Group) -> Any:
     """What fusing the group gives: out = x * 2 over 64 floats, as plain loops."""
     from tvm.script import tirx as T

@@ -22,7 +22,7 @@ from autofuse.cli.options import (
 @click.argument("model")
 @click.option("-o", "--output", metavar="OUT.so", help="The compiled model: one file with its weights.")
 @compile_options
-@click.option("--check", is_flag=True, help="Compare every kernel with numpy before it is used.")
+@click.option("--check", is_flag=True, help="Compare every kernel with numpy first; what fails is kept in --db.")
 @click.option(
     "--measure", metavar="TIME", help="Spend so long (30s, 5m) on kernels that could change the plan; kept in --db."
 )

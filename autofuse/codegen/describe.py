@@ -3,14 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from autofuse.codegen.program import Program
 from autofuse.cost.analytical import group_quantities
+from autofuse.cost.model import Candidate, CostModel
 from autofuse.graph.model import Graph, Group
 from autofuse.schedule.family import KernelShape
+from autofuse.search.baselines import plan_cost
+from autofuse.search.order import peak_memory
 from autofuse.search.problem import Choice, SearchProblem, SearchResult
 from autofuse.target import Hardware
+
+
+def as_built(
+    program: Program, problem: SearchProblem, result: SearchResult, costs: CostModel, hardware: Hardware
+) -> SearchResult:
+    """The search's result with the kernels that took the place of others, so that a plan never holds what failed."""
+    graph = problem.graph
+    known = {(c.group.members, c.group.outputs if c.family else (), c.family, c.config): c for c in result.choices}
+    choices: list[Choice] = []
+    new = 0
+    for unit in program.units:
+        if isinstance(unit, int) or unit.plain:
+            group = Group.of(graph, [unit]) if isinstance(unit, int) else unit.assignment.group
+            choice = known.get((group.members, (), "", ""))
+            if choice is None:
+                moved = sum(graph.tensors[t].bytes for t in (*group.inputs, *group.outputs))
+                choice = Choice(group, hardware.call_overhead + moved / hardware.memory_bandwidth)
+                new += 1
+        else:
+            made = Candidate(unit.assignment.group, unit.assignment.family, unit.assignment.config)
+            group, family, config = made.group, made.family.name, made.config.text
+            choice = known.get((group.members, group.outputs, family, config))
+            if choice is None:
+                choice = Choice(group, float(costs.costs([made])[0]), family, config, costs.sources([made])[0])
+                new += 1
+        choices.append(choice)
+    if not new:
+        return result
+    cost, peak = plan_cost(problem, choices), peak_memory(graph, choices)
+    return replace(result, choices=tuple(choices), cost=cost, proved_optimal=False, peak_memory=peak)
 
 
 def describe_kernels(
@@ -21,8 +55,7 @@ def describe_kernels(
     `name` is the function's, shared by equal kernels, and "" for an operator that is no tensor program. flops: floating
     point operations, recompute not counted; executed: those that the schedule executes, fewer under a fast algorithm;
     bytes: every input and output once; weight_bytes: the constants among them, in the form that is read; predicted_ms:
-    the cost of the choice of the same members, outputs, family and configuration, None where a fallback made the
-    kernel.
+    the cost of the choice of the same members, outputs, family and configuration, None where there is none.
     """
     known = {(c.group.members, c.group.outputs): c for c in choices}
     entries: list[dict[str, Any]] = []

@@ -29,6 +29,7 @@ from autofuse.measure.jobs import ArgumentSpec, MeasureJob, MeasureResult, fill_
 from autofuse.measure.order import CollectItem
 from autofuse.measure.passes import agrees, with_samples
 from autofuse.measure.replay import candidate_text
+from autofuse.measure.rounding import loose_share
 from autofuse.measure.runner import Runner
 from autofuse.measure.settings import CollectSettings, CollectStats
 from autofuse.records.groups import group_to_text
@@ -349,6 +350,7 @@ class _Collection:
             nearer_reference(item.candidate, last_cache(self.hardware)),
             self.settings.limits.part(self.settings.passes),
             last_cache(self.hardware),
+            loose_share(item.candidate.group),
         )
 
     def expect(self, item: CollectItem, arguments: tuple[ArgumentSpec, ...], folder: Path) -> Path | None:

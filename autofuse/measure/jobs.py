@@ -86,8 +86,9 @@ class MeasureJob:
 
     `key` and `candidate` say what it is (workload key; family, version, configuration, layouts). `expected` is an .npz
     file (`numpy.savez` of the arrays in order) that the outputs must match within `tolerance` times the largest
-    expected value, or None. `reference` names the reference kernel whose drift the kernel shares. `last_cache`:
-    bytes of the machine's last cache, which cold weights must not be found in; 0: no cold samples are taken.
+    expected value (but for `loose` of the values, see `rounding.py`), or None. `reference` names the reference kernel
+    whose drift the kernel shares. `last_cache`: bytes of the machine's last cache, which cold weights must not be
+    found in; 0: no cold samples are taken.
     """
 
     key: str
@@ -101,6 +102,7 @@ class MeasureJob:
     reference: str = "arithmetic"
     limits: MeasureLimits = field(default_factory=MeasureLimits)
     last_cache: int = 0
+    loose: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

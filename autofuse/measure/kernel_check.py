@@ -6,6 +6,7 @@ own machine code, every kernel on random operands, in a child process, with nump
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,15 +17,19 @@ import numpy as np
 
 from autofuse.codegen.kernels import Kernel
 from autofuse.cost.model import Candidate
-from autofuse.errors import AutofuseError
+from autofuse.errors import AutofuseError, RecordError
+from autofuse.graph.keys import canonical_text, workload_key
 from autofuse.measure.builder import argument_specs
-from autofuse.measure.jobs import MeasureJob, fill_inputs
+from autofuse.measure.jobs import MeasureJob, fill_inputs, one_line
 from autofuse.measure.kernels import KernelSource, constant_positions, index_ranges, prepared_shapes
 from autofuse.measure.local import thread_environment
-from autofuse.measure.process import ChildProcess
+from autofuse.measure.process import ChildProcess, Outcome
+from autofuse.measure.rounding import loose_share
 
 if TYPE_CHECKING:
     from autofuse.compiler import Analysed
+
+log = logging.getLogger("autofuse")
 
 _TIMEOUT = 60.0
 
@@ -44,6 +49,8 @@ class KernelCheck:
         self.right: list[str] = []
         self.wrong: list[str] = []
         self.unchecked: list[str] = []
+        self._model = model
+        self._failures: list[tuple[Kernel, Outcome]] = []
         self._source = KernelSource([model])
         self._worker = ChildProcess(
             "autofuse.measure.worker:checker", environment=thread_environment(model.target.threads)
@@ -86,12 +93,60 @@ class KernelCheck:
             return ""
         file = library.with_name("expected.npz")
         np.savez(file, *expected)
-        job = MeasureJob("", assignment.config.text, str(library), kernel.name, specs, str(file), seed=seed)
+        job = MeasureJob(
+            "", assignment.config.text, str(library), kernel.name, specs, str(file), loose=loose_share(group), seed=seed
+        )
         outcome = self._worker.request(job.to_dict(), _TIMEOUT)
         said = outcome.value["wrong"] if outcome.status == "ok" else f"{outcome.status}: {outcome.message}"
         if not said:
             self.right.append(kernel.name)
+        elif outcome.status == "ok":
+            self._failures.append((kernel, Outcome("wrong", message=str(said))))
+        elif outcome.status != "failed":  # that says something of the check, not of the kernel
+            self._failures.append((kernel, outcome))
         return str(said)
+
+    def keep(self, db: str | Path) -> int:
+        """Record what failed in the store `db`, so that it is not taken again; how many records that gave.
+
+        A store that cannot be written is told of in a warning; one that is kept for evaluation stays as it is.
+        """
+        if not self._failures or str(db) == "none":
+            return 0
+        from autofuse.codegen.digest import tir_digest
+        from autofuse.records import Form, Record, RecordedHardware, Workload, open_store
+        from autofuse.records.groups import group_to_text
+        from autofuse.records.identity import identity_of
+        from autofuse.records.software import software_versions
+        from autofuse.target.registry import hardware_row
+
+        hardware = RecordedHardware.of(hardware_row(self._model.target))
+        versions = software_versions()
+        try:
+            with open_store(db) as store:
+                if store.evaluation_only:
+                    return 0
+                store.add_hardware(hardware)
+                for kernel, outcome in self._failures:
+                    made = kernel.assignment
+                    group = made.group
+                    about = identity_of(
+                        Candidate(group, made.family, made.config), workload_key(group), hardware.digest
+                    )
+                    workload = Workload(about.workload, canonical_text(group), group.label)
+                    store.add_workload(workload, [group.graph.name])
+                    store.add_form(Form(about.workload, about.layouts, group_to_text(group)))
+                    record = Record(
+                        about.workload, about.hardware, about.family, about.family_version, about.config, about.layouts,
+                        outcome.status, one_line(outcome.message), tvm_version=versions["tvm"],
+                        autofuse_version=versions["autofuse"], tir_digest=tir_digest(kernel.func),
+                        codegen_version=about.codegen_version,
+                    )  # fmt: skip
+                    store.add(record)
+        except RecordError as error:
+            log.warning("what failed its check is not recorded: %s", error)
+            return 0
+        return len(self._failures)
 
     def summary(self) -> dict[str, int]:
         """How many kernels were right, wrong (and replaced), and not checked."""

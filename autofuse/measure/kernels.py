@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 # A family whose groups compute nothing: there is no kernel to time.
 _NO_KERNEL = "view"
+_BYTES = {"int8": (-128.0, 127.0), "uint8": (0.0, 255.0)}
 
 
 def items_of(
@@ -192,11 +193,18 @@ class KernelSource:
 
 
 def index_ranges(group: Group) -> Mapping[int, tuple[float, float]]:
-    """Parameter → range of its numbers, for integer inputs: indices of a gather stay within what they index."""
+    """Parameter → range of its numbers, for integer inputs: indices of a gather stay within what they index.
+
+    Bytes that are no indices take all values that there are: a sign that is lost shows in half of them.
+    """
     tensors = group.graph.tensors
+    gathers = any(op.kind == "take" for op in group.operators)
     ranges: dict[int, tuple[float, float]] = {}
     for position, t in enumerate(group.inputs):
         if not tensors[t].dtype.startswith(("int", "uint")):
+            continue
+        if tensors[t].dtype in _BYTES and not gathers:
+            ranges[position] = _BYTES[tensors[t].dtype]
             continue
         high = 1.0
         for op in group.operators:

@@ -80,7 +80,7 @@ def opened(jobs: Sequence[MeasureJob], cold: bool) -> list[Turn]:
         outputs = [tensor.numpy().copy() for _, tensor in results]
         if expected is None:
             expected = outputs
-        wrong = compare(outputs, expected, job.tolerance)
+        wrong = compare(outputs, expected, job.tolerance, job.loose)
         turns.append(Turn(in_turn(kernel, sets or [tensors]), wrong))
     return turns
 

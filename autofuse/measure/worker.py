@@ -125,13 +125,17 @@ def wrong_outputs(job: MeasureJob, tensors: Sequence[Any]) -> str:
     outputs = [t.numpy() for t, a in zip(tensors, job.arguments, strict=True) if a.output]
     with np.load(job.expected, allow_pickle=False) as file:
         expected = [file[f"arr_{i}"] for i in range(len(outputs))]
-    return compare(outputs, expected, job.tolerance)
+    return compare(outputs, expected, job.tolerance, job.loose)
 
 
-def compare(outputs: Sequence[NDArray[Any]], expected: Sequence[NDArray[Any]], tolerance: float) -> str:
+def compare(
+    outputs: Sequence[NDArray[Any]], expected: Sequence[NDArray[Any]], tolerance: float, loose: float = 0.0
+) -> str:
     """What is wrong with the outputs, "" if nothing: errors count relative to the largest expected value.
 
-    Not-a-number matches not-a-number and infinities match themselves; integers must be equal.
+    Not-a-number matches not-a-number and infinities match themselves; integers must be equal. Where `loose` is not
+    zero, integers have the tolerance too, and that share of an output's values, or two of them, may be anything
+    finite, if that is no more than an eighth.
     """
     for i, (out, want) in enumerate(zip(outputs, expected, strict=True)):
         if out.shape != want.shape:
@@ -142,8 +146,12 @@ def compare(outputs: Sequence[NDArray[Any]], expected: Sequence[NDArray[Any]], t
         with np.errstate(invalid="ignore"):
             error = np.where(same, 0.0, np.abs(out.astype(np.float64) - want.astype(np.float64)))
         error = np.where(np.isfinite(error), error, np.inf)
-        allowed = tolerance * scale if out.dtype.kind == "f" else 0.0
+        allowed = tolerance * scale if out.dtype.kind == "f" or loose else 0.0
         worst = float(np.max(error, initial=0.0))
+        if worst > allowed and loose and np.isfinite(worst):
+            spare = min(max(2, int(loose * error.size)), error.size // 8)
+            if int(np.sum(error > allowed)) <= spare:
+                continue
         if worst > allowed:
             at = tuple(int(k) for k in np.unravel_index(int(np.argmax(error)), error.shape))
             return (

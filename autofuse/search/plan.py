@@ -7,6 +7,7 @@ search problem, gives the result that builds it.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from autofuse.cost.model import Candidate, CostModel
 from autofuse.errors import PlanError
 from autofuse.files import open_beside
 from autofuse.graph.model import Graph, Group
@@ -22,6 +26,8 @@ from autofuse.search.check import fault
 from autofuse.search.cover import Counters, CoverSearch
 from autofuse.search.order import run_order
 from autofuse.search.problem import Choice, SearchProblem, SearchResult
+
+log = logging.getLogger("autofuse")
 
 #: Version of the file's layout. Goes up when an older reader would misread it.
 SCHEMA = 1
@@ -213,6 +219,40 @@ def adapt(plan: Plan, problem: SearchProblem, *, target: str, digest: str | None
         message += f", and {lost} of its {len(plan.groups)} groups are not legal here and were taken apart"
     warnings.warn(message, stacklevel=2)
     return result_of(problem, choices, strategy)
+
+
+def without_failures(result: SearchResult, problem: SearchProblem, cost_model: CostModel) -> SearchResult:
+    """A plan's result without the configurations that are known to fail, with a warning where there are any.
+
+    The group's best configuration takes the place, where no configuration works the group's operators one by one.
+    """
+    from autofuse.schedule.registry import family
+
+    asked = [i for i, c in enumerate(result.choices) if c.family not in ("", "view")]
+    candidates = []
+    for choice in (result.choices[i] for i in asked):
+        which = family(choice.family)
+        candidates.append(Candidate(choice.group, which, which.configuration.parse(choice.config)))
+    costs = cost_model.costs(candidates)
+    failing = {i for i, cost in zip(asked, costs, strict=True) if not np.isfinite(cost)}
+    if not failing:
+        return result
+    best = {(c.group.members, c.group.outputs): c for c in problem.choices}
+    kept: list[Choice] = []
+    written: set[int] = set()
+    for i, choice in enumerate(result.choices):
+        parts = [choice]
+        if i in failing:
+            group = choice.group
+            again = best.get((group.members, group.outputs))
+            parts = [again] if again else [problem.choices[problem.singles[m]] for m in group.members]
+        for part in parts:
+            if not written.issuperset(part.group.outputs):
+                kept.append(part)
+                written.update(part.group.outputs)
+    labels = ", ".join(dict.fromkeys(result.choices[i].group.label for i in sorted(failing)))
+    log.warning("the plan has configurations that are known to fail (%s): others take their places", labels)
+    return result_of(problem, run_order(problem.graph, kept) or kept, result.strategy)
 
 
 def _chosen_again(plan: Plan, problem: SearchProblem) -> tuple[Sequence[Choice], int]:
