@@ -103,11 +103,22 @@ def test_where_everything_is_wrong_the_loops_are_tvm_s(
 
 
 def test_operators_that_numpy_does_not_know_are_compared_with_plain_loops() -> None:
+    """Also where a convolution is rounded to bytes: sums in another order are other bytes here and there."""
     source = model(
-        [node("Softplus", ["x"], ["y"]), node("Resize", ["u", "", "", "size"], ["v"], mode="cubic")],
-        {"x": [3, 7], "u": [1, 2, 5, 6]},
-        ["y", "v"],
-        {"size": np.array([1, 2, 9, 11])},
+        [
+            node("Softplus", ["x"], ["y"]),
+            node("Resize", ["u", "", "", "size"], ["v"], mode="cubic"),
+            node("Conv", ["a", "w"], ["b"], pads=[1, 1, 1, 1]),
+            node("QuantizeLinear", ["b", "scale", "zero"], ["c"]),
+        ],
+        {"x": [3, 7], "u": [1, 2, 5, 6], "a": [1, 16, 28, 28]},
+        ["y", "v", "c"],
+        {
+            "size": np.array([1, 2, 9, 11]),
+            "w": weights(16, 16, 3, 3),
+            "scale": np.float32(0.04),
+            "zero": np.uint8(100),
+        },
     )
     made = autofuse.compile(source, threads=2, check=True)
     assert made.description["checked"] == {"right": made.kernels, "wrong": 0, "unchecked": 0} and made.kernels > 1

@@ -41,6 +41,8 @@ def epilogue(sketch: Sketch, value: Value, kind: str) -> tuple[Value, ...]:
         gate = sketch.source((n, channels, 1, 1, lanes))
         other = sketch.relu(sketch.source((n, channels, rows, columns, lanes)))
         return (sketch.relu(sketch.add(sketch.multiply(biased, gate), other)),)
+    if kind == "bytes":
+        return (sketch.quantise(sketch.relu(biased)),)
     if kind == "outputs":
         positive = sketch.relu(biased)
         return biased, positive, sketch.sigmoid(positive), sketch.multiply(positive, biased)
@@ -49,6 +51,10 @@ def epilogue(sketch: Sketch, value: Value, kind: str) -> tuple[Value, ...]:
 
 def start(sketch: Sketch, shape: tuple[int, ...], prologue: str, plain: bool = False) -> tuple[Value, np.ndarray]:
     """An input, maybe with an elementwise operator on it, and its values as [N, C, H, W]."""
+    if prologue == "bytes":
+        whole = sketch.random.integers(0, 256, shape).astype("uint8")
+        made = sketch.dequantise(sketch.source((), array=whole if plain else block(whole)))
+        return made, ((whole.astype("int32") - 3) * 0.05).astype("float32")
     values = sketch.uniform(shape)
     data = sketch.source((), array=values if plain else block(values))
     if prologue == "relu":

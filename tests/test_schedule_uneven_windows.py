@@ -1,5 +1,6 @@
 """Windows that are not alike along rows and columns: every family with a window is right for any kernel, stride,
-dilation and padding of either axis, with groups where it takes them, and for results that no tile divides."""
+dilation and padding of either axis, with groups where it takes them, for results that no tile divides, on floats and
+with bytes on either side."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ from autofuse.schedule.cpu.transposed import TransposedFamily
 
 FEW = settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 RESULTS = st.sampled_from([1, 2, 5, 7, 11, 13])
-BEFORE = st.sampled_from(["", "relu"])
-AFTER = st.sampled_from(EPILOGUES)
+BEFORE = st.sampled_from(["", "relu", "bytes"])
+AFTER = st.sampled_from((*EPILOGUES, "bytes"))
 PICK = st.integers(0, 11)
 Two = tuple[int, int]
 

@@ -191,6 +191,12 @@ def _elementwise(
     return _padded(made, bound)
 
 
+def quantisation(state: Lowering, call: Any, hint: str) -> Value | None:
+    """quantize and dequantize, in blocks where all channels have one scale and zero point."""
+    values, _ = tensor_args(state, call)
+    return elementwise(state, call, hint) if all(v.scalar for v in values[1:]) else None
+
+
 def concat(state: Lowering, call: Any, hint: str) -> Value | None:
     """In blocks when a part is and, along the channels, only the last part fills a block partly."""
     values = list(state.fields(call.args[0]))

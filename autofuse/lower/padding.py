@@ -15,6 +15,7 @@ from typing import Any
 LIMIT = 1e12
 
 _SAME = {"nn.relu", "nn.silu", "nn.gelu", "nn.gelu_tanh", "abs", "negative", "astype"}
+_WHOLE = {"int8": 128.0, "uint8": 255.0, "int16": 2.0**15, "uint16": 2.0**16}
 _AT_MOST_ONE = {"sigmoid", "tanh", "erf", "sin", "cos", "sign"}
 
 
@@ -57,6 +58,8 @@ _RULES: dict[str, Callable[[Any, Sequence[float]], float]] = {
     "clip": _clip,
     "divide": _divide,
     "exp": _exp,
+    "quantize": lambda call, b: _WHOLE.get(str(call.attrs.out_dtype), 2.0**32),
+    "dequantize": lambda call, b: (b[0] + b[2]) * b[1],
 }
 
 
