@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TVM_NUM_THREADS", "2")
@@ -19,6 +21,8 @@ from autofuse.codegen.build import PASS_CONFIG
 from autofuse.codegen.intrinsics import register_intrinsics
 from autofuse.codegen.stack import pipeline
 from autofuse.compiler import Analysed, analyse
+from autofuse.cost.analytical import AnalyticalCostModel
+from autofuse.cost.model import Candidate
 from autofuse.graph.model import Group
 from autofuse.graph.reasons import Refusal
 from autofuse.measure.builder import argument_specs
@@ -128,6 +132,43 @@ def test_names_are_unique_and_findable() -> None:
         assert family(name).version >= 1
 
 
+def test_every_family_has_a_property_based_test() -> None:
+    """One of tests/test_schedule_*.py that draws its cases mentions the family, or a constant or helper that does."""
+    mentions: dict[tuple[str, str], set[str]] = {}
+    drawn: set[tuple[str, str]] = set()
+    for path in sorted(Path(__file__).parent.glob("test_schedule_*.py")):
+        for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+            where = path.stem
+            for name, part in defined(statement):
+                mentions[where, name] = {n.id for n in ast.walk(part) if isinstance(n, ast.Name)}
+            if isinstance(statement, ast.ImportFrom) and str(statement.module).startswith("test_schedule_"):
+                where = str(statement.module)
+                mentions.update({(path.stem, n.name): {f"{where} {n.name}"} for n in statement.names})
+            if isinstance(statement, ast.FunctionDef) and any("given" in ast.dump(d) for d in statement.decorator_list):
+                drawn.add((where, statement.name))
+    reached = drawn
+    while more := {step(one, name) for one in reached for name in mentions.get(one, ())} - reached:
+        reached = reached | more
+    assert {type(f).__name__ for f in families()} <= {name for _, name in reached}
+
+
+def defined(statement: ast.stmt) -> Iterator[tuple[str, ast.AST]]:
+    """What a statement of a module gives names to: functions, and constants, also several at once."""
+    if isinstance(statement, ast.FunctionDef):
+        yield statement.name, statement
+    elif isinstance(statement, ast.Assign):
+        (target,), value = statement.targets, statement.value
+        several = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
+        pairs = zip(target.elts, value.elts, strict=True) if several else [(target, value)]  # type: ignore[attr-defined]
+        yield from ((ast.unparse(name), part) for name, part in pairs)
+
+
+def step(one: tuple[str, str], name: str) -> tuple[str, str]:
+    """From a module's name to what it mentions: "module name" stands for what is imported."""
+    module, _, imported = name.partition(" ")
+    return (module, imported) if imported else (one[0], name)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_verdict_is_none_or_a_refusal_with_a_reason(name: str, groups: list[Group], analysed: Analysed) -> None:
     for group in groups:
@@ -146,6 +187,19 @@ def test_configurations_are_distinct_stable_and_read_back(name: str, groups: lis
         assert texts and len(set(texts)) == len(texts)
         assert texts == [c.text for c in which.configs(group, analysed.hardware)]
         assert [which.configuration.parse(t) for t in texts] == configs
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_first_configuration_is_no_bad_guess(name: str, groups: list[Group], analysed: Analysed) -> None:
+    """It costs at most half as much again as what the analytical model has for the best of the list, or its parallel
+    region alone is what makes the difference."""
+    which, hardware = family(name), analysed.hardware
+    costs = AnalyticalCostModel(hardware)
+    for group in taken(which, groups, analysed):
+        configs = which.configs(group, hardware)
+        seconds = costs.costs([Candidate(group, which, config) for config in configs])
+        allowed = max(1.5 * seconds.min(), seconds.min() + hardware.parallel_overhead)
+        assert seconds[0] <= allowed, f"{configs[0].text}, not {configs[int(np.argmin(seconds))].text}"
 
 
 @pytest.mark.parametrize("name", NAMES)
