@@ -103,7 +103,7 @@ def test_where_everything_is_wrong_the_loops_are_tvm_s(
 
 
 def test_operators_that_numpy_does_not_know_are_compared_with_plain_loops() -> None:
-    """Also where a convolution is rounded to bytes: sums in another order are other bytes here and there."""
+    """A cubic resize. And a convolution rounded to bytes: sums in another order are another byte now and then."""
     source = model(
         [
             node("Softplus", ["x"], ["y"]),

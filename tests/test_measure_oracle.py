@@ -202,6 +202,41 @@ def test_group_normalisation(groups: int) -> None:
     )
 
 
+def test_functions_and_whole_numbers() -> None:
+    same_as_onnxruntime(
+        model(
+            [
+                node("Softplus", ["x"], ["a"]),
+                node("Gelu", ["a"], ["b"]),
+                node("Gelu", ["b"], ["c"], approximate="tanh"),
+                node("Atan", ["c"], ["d"]),
+                node("Round", ["x"], ["e"]),
+                node("Sign", ["x"], ["f"]),
+                node("Cast", ["x"], ["g"], to=6),
+                node("Cast", ["g"], ["h"], to=1),
+                node("QuantizeLinear", ["x", "scale", "zero"], ["q"]),
+                node("DequantizeLinear", ["q", "scale", "zero"], ["r"]),
+            ],
+            {"x": [3, 7, 5]},
+            ["d", "e", "f", "h", "q", "r"],
+            {"scale": np.float32(0.013), "zero": np.int8(-7)},
+            opset=20,
+        ),
+        [np.random.default_rng(0).normal(0, 3, (3, 7, 5)).astype("float32")],
+    )
+
+
+def test_scales_of_each_channel_are_not_known() -> None:
+    source = model(
+        [node("QuantizeLinear", ["x", "scales", "zeros"], ["y"], axis=1)],
+        {"x": [1, 3, 4, 4]},
+        ["y"],
+        {"scales": np.float32([0.1, 0.2, 0.3]), "zeros": np.uint8([1, 2, 3])},
+    )
+    with pytest.raises(NotEvaluated, match="a scale for each channel"):
+        same_as_onnxruntime(source)
+
+
 def test_unknown_operators_are_named() -> None:
     analysed = analysed_model(model([node("Relu", ["x"], ["y"])], {"x": [1, 8, 4, 4]}, ["y"]))
     (op, *rest) = analysed.graph.operators

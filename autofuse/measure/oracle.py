@@ -178,6 +178,41 @@ def _erf(op: Operator, operands: list[Array]) -> Array:
     return np.asarray(erf(operands[0]))
 
 
+def _softplus(op: Operator, operands: list[Array]) -> Array:
+    beta = np.float32(number(op, "beta"))
+    return np.asarray(np.logaddexp(np.float32(0), operands[0] * beta) / beta)
+
+
+def _gelu(op: Operator, operands: list[Array]) -> Array:
+    return np.asarray(operands[0] * (1 + _erf(op, [operands[0] * np.float32(0.5**0.5)])) * np.float32(0.5))
+
+
+def _gelu_tanh(op: Operator, operands: list[Array]) -> Array:
+    x = operands[0]
+    inner = np.float32((2 / np.pi) ** 0.5) * (x + np.float32(0.044715) * x * x * x)
+    return np.asarray(np.float32(0.5) * x * (1 + np.tanh(inner)))
+
+
+def _quantize(op: Operator, operands: list[Array]) -> Array:
+    data, scale, zero = _of_one_scale(op, operands)
+    kind = re.search(r"out_dtype=\W*(u?int\d+)", form(op)[0])
+    if kind is None:
+        raise NotEvaluated(f"{op.name} ({op.kind}) does not give whole numbers")
+    limits = np.iinfo(kind[1])
+    return np.asarray(np.clip(np.rint(data / scale) + zero, limits.min, limits.max))
+
+
+def _dequantize(op: Operator, operands: list[Array]) -> Array:
+    data, scale, zero = _of_one_scale(op, operands)
+    return np.asarray((data.astype(np.int32) - zero.astype(np.int32)).astype(np.float32) * scale)
+
+
+def _of_one_scale(op: Operator, operands: list[Array]) -> list[Array]:
+    if any(operand.size != 1 for operand in operands[1:]):
+        raise NotEvaluated(f"{op.name} ({op.kind}) has a scale for each channel")
+    return [operands[0], *(operand.reshape(()) for operand in operands[1:])]
+
+
 def _of(function: Callable[..., Any]) -> Callable[[Operator, list[Array]], Array]:
     return lambda op, operands: np.asarray(function(*operands))
 
@@ -213,6 +248,14 @@ _KINDS: Mapping[str, Callable[[Operator, list[Array]], Array]] = {
     "broadcast_to": lambda op, operands: np.broadcast_to(operands[0], logical(op)),
     "clip": _clip,
     "erf": _erf,
+    "nn.softplus": _softplus,
+    "nn.gelu": _gelu,
+    "nn.gelu_tanh": _gelu_tanh,
+    "quantize": _quantize,
+    "dequantize": _dequantize,
+    "astype": lambda op, operands: operands[0],
+    "atan": _of(np.arctan),
+    "round": _of(np.rint),
     "nn.leakyrelu": lambda op, operands: np.where(operands[0] > 0, operands[0], operands[0] * number(op, "alpha")),
     "nn.relu": lambda op, operands: np.maximum(operands[0], 0),
     "sigmoid": lambda op, operands: 1 / (1 + np.exp(-operands[0])),
@@ -220,7 +263,7 @@ _KINDS: Mapping[str, Callable[[Operator, list[Array]], Array]] = {
     "rsqrt": lambda op, operands: 1 / np.sqrt(operands[0]),
     **{name: _of(getattr(np, name)) for name in (
         "add", "subtract", "multiply", "divide", "maximum", "minimum", "power", "exp", "log", "tanh", "sqrt", "abs",
-        "negative", "square", "where", "floor", "ceil", "equal", "greater", "less", "sin", "cos",
+        "negative", "square", "where", "floor", "ceil", "equal", "greater", "less", "sin", "cos", "sign",
     )},
 }  # fmt: skip
 
