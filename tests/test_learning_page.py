@@ -92,6 +92,27 @@ def test_hardware_of_which_nothing_was_predicted_is_said_to_be() -> None:
     assert hardware_note({"splits": {"hardware/one": {"predicted": 0.1}}}) == ""
 
 
+def test_the_page_has_the_notes_where_the_figures_are() -> None:
+    shares = dict.fromkeys(("mape", "within_5", "within_10", "within_20", "top_1", "top_5", "loss"), 0.1)
+    metrics = {**shares, "rows": 9, "tau_within": 0.5, "tau_across": None}
+    split = {
+        **dict.fromkeys(("learned", "analytical", "analytical_scaled"), metrics),
+        "coverage": {"one": 0.7, "two": 0.9, "rank": None}, "predicted": 0.0, "left_out": 0,
+    }  # fmt: skip
+    networks = summary(net=found(0.01, None, failure="timeout: not done after 300 s"))
+    unseen = {**split, **networks["splits"]["unseen"], "overlap": 0}
+    whole = {
+        **networks,
+        "splits": {"hardware/one": split, "unseen": unseen},
+        "analytical": {"unseen_networks": networks["unseen_networks"]},
+    }
+    parts = learning_page.page(CARD, whole, None, None).split("\n## ")
+    assert "No candidate failed" in parts[0]
+    errors, sure, plans = (part for part in parts[1].split("\n### ") if not part.startswith("Evaluation"))
+    assert "Of other hardware (one) nothing is predicted" in errors and "nothing is predicted" not in sure
+    assert "net was not run: timeout: not done after 300 s." in plans
+
+
 def test_hybrid_is_told_by_its_share(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(learning_page, "RESULTS", tmp_path)
     (tmp_path / "net-b1.json").write_text('{"compiles": {"greedy": {"seconds": {"total": 5.0}}}}')
