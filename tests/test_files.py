@@ -1,4 +1,4 @@
-"""New files have the permissions that the umask leaves, although they are filled under another name."""
+"""New files appear whole or not at all, with the permissions that the umask leaves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from small_network import command, image, small_network
 
 import autofuse
-from autofuse.files import open_beside
+from autofuse.files import open_beside, whole_file
 from autofuse.report.results import write_text
 
 
@@ -31,12 +31,31 @@ def test_a_file_beside_another_is_new_and_as_open_as_the_umask_says(umask: int, 
     goal = tmp_path / "goal.txt"
     names = set()
     for mode in (0o666, 0o777):
-        handle, name = open_beside(goal, ".tmp", mode)
+        handle, name = open_beside(goal, mode)
         os.close(handle)
-        assert Path(name).parent == tmp_path and Path(name).name.startswith(".goal.txt.") and name.endswith(".tmp")
+        assert Path(name).parent == tmp_path and Path(name).name.startswith(".goal.txt.")
         assert permissions(name) == mode & ~umask
         names.add(name)
     assert len(names) == 2 and not goal.exists()
+
+
+def test_a_file_that_is_not_finished_leaves_what_was_there(tmp_path: Path) -> None:
+    goal = tmp_path / "goal.txt"
+    for before in (None, b"before"):
+        if before is not None:
+            goal.write_bytes(before)
+        for error in (ValueError, KeyboardInterrupt):
+            with pytest.raises(error), whole_file(goal) as out:
+                out.write(b"half")
+                out.flush()
+                raise error
+            assert [p.read_bytes() for p in tmp_path.iterdir()] == ([] if before is None else [before])
+    with whole_file(goal) as out:
+        out.write(b"after")
+        assert goal.read_bytes() == b"before"
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("goal.txt", b"after")]
+    with pytest.raises(FileNotFoundError), whole_file(tmp_path / "nowhere" / "goal.txt"):
+        pass
 
 
 def test_reports_follow_the_umask(umask: int, tmp_path: Path) -> None:

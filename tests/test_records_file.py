@@ -212,6 +212,7 @@ class TestFullDisk:
             before = (tmp_path / "out.jsonl").read_bytes()
             for second in range(50):
                 s.add(record(second, message="x" * 5000))
+        names = sorted(p.name for p in tmp_path.iterdir() if not p.name.startswith("r.db"))
 
         def work() -> str:
             with SqliteStore(path, readonly=True) as s:
@@ -222,7 +223,7 @@ class TestFullDisk:
         said = in_a_child(work)
         assert "out.jsonl: cannot be written" in said and "\n" not in said
         assert (tmp_path / "out.jsonl").read_bytes() == before
-        assert not list(tmp_path.glob("*.tmp"))
+        assert sorted(p.name for p in tmp_path.iterdir() if not p.name.startswith("r.db")) == names == ["out.jsonl"]
 
 
 @pytest.mark.parametrize("what", ["file", "folder"])

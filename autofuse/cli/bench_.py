@@ -12,6 +12,7 @@ import click
 from autofuse.arguments import check_sources
 from autofuse.cli.options import check_writable, compile_options, input_shapes, json_option, print_json
 from autofuse.errors import EngineError
+from autofuse.files import write_whole
 
 
 @click.command("bench")
@@ -80,12 +81,9 @@ def command(
             progress=progress,
         )
     if save is not None:
-        temporary = Path(f"{save}.tmp")
         try:
-            temporary.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
-            temporary.replace(save)
+            write_whole(Path(save), json.dumps(result.to_json(), indent=1) + "\n")
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise EngineError(f"cannot write {save}: {error.strerror}; choose another --save") from None
     if as_json:
         print_json(result.to_json())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 import zlib
 
@@ -10,7 +9,7 @@ import click
 
 from autofuse.cli.options import check_writable
 from autofuse.errors import InputError
-from autofuse.files import open_beside
+from autofuse.files import whole_file
 
 
 @click.command("run")
@@ -41,16 +40,10 @@ def command(compiled: str, source: str, output: str) -> None:
     executable = autofuse.load(compiled)
     results = executable(**arrays)
     named = dict(zip(executable.output_names, results, strict=True))
-    name = None
     try:
-        handle, name = open_beside(target, ".npz")
-        with os.fdopen(handle, "wb") as out:
+        with whole_file(target) as out:
             np.savez(out, **named)  # type: ignore[arg-type]
-        os.replace(name, target)
     except OSError as error:
         raise InputError(f"cannot write {output}: {error.strerror}; choose another --output") from None
-    finally:
-        if name is not None and os.path.exists(name):
-            os.unlink(name)
     shapes = ", ".join(f"{n} {list(r.shape)}" for n, r in zip(executable.output_names, results, strict=True))
     click.echo(f"wrote {output}: {shapes}")

@@ -6,6 +6,7 @@ import click
 
 from autofuse.cli.options import check_writable, json_option, print_json
 from autofuse.errors import ModelError
+from autofuse.files import whole_file
 
 
 @click.group("zoo")
@@ -57,12 +58,9 @@ def export(name: str, output: str, batch: int, seed: int) -> None:
 
     target = check_writable(output)
     model = zoo.build(name, batch=batch, seed=seed)
-    temporary = target.with_name(f".{target.name}.tmp")
     try:
-        temporary.write_bytes(model.SerializeToString())
-        temporary.replace(target)
+        with whole_file(target) as out:
+            out.write(model.SerializeToString())
     except OSError as error:
         raise ModelError(f"cannot write {output}: {error.strerror}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
     click.echo(f"wrote {output} ({target.stat().st_size / 1e6:.1f} MB)")

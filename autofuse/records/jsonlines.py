@@ -10,13 +10,13 @@ Nothing in a file is ever executed: every line is checked against the fields and
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autofuse.errors import RecordError
+from autofuse.files import whole_file
 from autofuse.records.groups import group_from_text
 from autofuse.records.memory import MemoryStore
 from autofuse.records.record import (
@@ -74,14 +74,13 @@ _CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 
 
 def write(store: RecordStore, path: Path) -> int:
-    """Write all that `store` holds to `path`, through a temporary file; the number of records."""
+    """Write all that `store` holds to `path`, whole or not at all; the number of records."""
     count = 0
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="ascii", newline="\n") as out:
+        with whole_file(path) as out:
 
             def line(kind: str, value: Mapping[str, Any]) -> None:
-                out.write(canonical({"type": kind, **value}) + "\n")
+                out.write((canonical({"type": kind, **value}) + "\n").encode("ascii"))
 
             mark = {EVALUATION_ONLY: True} if store.evaluation_only else {}
             line(HEADER, {"schema": SCHEMA_VERSION, **mark})
@@ -94,11 +93,8 @@ def write(store: RecordStore, path: Path) -> int:
             for record in store.records():
                 line("record", record_to_dict(record))
                 count += 1
-        temporary.replace(path)
     except OSError as error:
         raise RecordError(f"{path}: cannot be written ({error.strerror or error})") from error
-    finally:
-        temporary.unlink(missing_ok=True)
     return count
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from autofuse.errors import ModelError
-from autofuse.files import open_beside
+from autofuse.files import write_whole
 from autofuse.profile.result import KernelProfile, Profile
 
 # Colours that stay apart for colour-blind eyes (Okabe and Ito, Color universal design, 2008).
@@ -36,14 +35,7 @@ def write_page(path: Path, profile: Profile, description: Mapping[str, Any]) -> 
     """Write the page; it appears whole or not at all. Raises ModelError when it cannot be written."""
     text = page(profile, description)
     try:
-        handle, name = open_beside(path)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as out:
-                out.write(text)
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
+        write_whole(path, text)
     except OSError as error:
         raise ModelError(f"cannot write {path}: {error.strerror}; choose another --html") from None
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autofuse.files import open_beside
+from autofuse.files import write_whole
 from autofuse.graph.model import Graph, Group, Role
 
 _PACKAGES = ("apache-tvm", "onnxruntime", "openvino", "torch", "numpy", "onnx")
@@ -137,10 +137,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def write_text(path: Path, text: str) -> None:
     """Whole or not at all; the folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = open_beside(path)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(name, path)
+    write_whole(path, text)
 
 
 def write_json(path: Path, content: Any) -> None:

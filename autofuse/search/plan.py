@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -19,7 +18,7 @@ import numpy as np
 
 from autofuse.cost.model import Candidate, CostModel
 from autofuse.errors import PlanError
-from autofuse.files import open_beside
+from autofuse.files import write_whole
 from autofuse.graph.model import Graph, Group
 from autofuse.search.baselines import result_of, within
 from autofuse.search.check import fault
@@ -97,15 +96,8 @@ class Plan:
         goal = Path(path)
         text = json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n"
         try:
-            handle, temporary = open_beside(goal)
+            write_whole(goal, text)
         except OSError as error:
-            raise PlanError(f"cannot write the plan {goal}: {error.strerror}") from None
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(temporary, goal)
-        except OSError as error:
-            Path(temporary).unlink(missing_ok=True)
             raise PlanError(f"cannot write the plan {goal}: {error.strerror}") from None
 
     @classmethod

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from autofuse.errors import PlanError
+from autofuse.files import write_whole
 from autofuse.search.problem import Thresholds
 
 FORMAT = "autofuse-thresholds"
@@ -21,14 +21,10 @@ def save_thresholds(thresholds: Thresholds, path: str | Path, origin: Mapping[st
     """Write `thresholds` to `path`, all or nothing; `origin` (plain JSON values) says where they come from."""
     target = Path(path)
     content = {"format": FORMAT, "version": VERSION, "thresholds": asdict(thresholds), "origin": dict(origin or {})}
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        temporary.replace(target)
+        write_whole(target, json.dumps(content, indent=2, allow_nan=False) + "\n")
     except OSError as error:
         raise PlanError(f"cannot write the thresholds to {target}: {error.strerror or error}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
     return target
 
 

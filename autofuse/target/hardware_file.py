@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autofuse.errors import TargetError
-from autofuse.files import open_beside
+from autofuse.files import write_whole
 from autofuse.target.architecture import architecture_of
 from autofuse.target.fingerprint import HardwareRow, fingerprint
 from autofuse.target.hardware import Hardware
@@ -53,15 +53,7 @@ def save_hardware(hardware: Hardware, row: HardwareRow) -> Path:
     content = {"format": FORMAT, "version": VERSION, "row": row.to_json(), "hardware": asdict(hardware)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = open_beside(path, ".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(content, file, indent=2, sort_keys=True)
-                file.write("\n")
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
+        write_whole(path, json.dumps(content, indent=2, sort_keys=True) + "\n")
     except OSError as error:
         raise TargetError(f"cannot write {path}: {error.strerror}; set AUTOFUSE_HOME to a folder that can be") from None
     return path
