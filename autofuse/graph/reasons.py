@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -15,3 +18,10 @@ class Refusal:
 
     def __str__(self) -> str:
         return f"{self.rule}: {self.detail}"
+
+
+def matched(found: T | Refusal) -> T:
+    """What was found in a group that is known to match. ValueError for the reason why it does not."""
+    if isinstance(found, Refusal):
+        raise ValueError(f"group does not match: {found}")
+    return found

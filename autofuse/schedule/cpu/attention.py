@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autofuse.graph.model import Group, Operator
-from autofuse.graph.reasons import Refusal
+from autofuse.graph.reasons import Refusal, matched
 from autofuse.schedule.cpu.attention_parts import Attention, computed, parse
 from autofuse.schedule.cpu.window import chains_needed
 from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily
@@ -98,10 +98,7 @@ class AttentionFamily(ScheduleFamily):
         )
 
     def _attention(self, group: Group, hardware: Hardware) -> Attention:
-        found = parse(group, hardware.lanes)
-        if isinstance(found, Refusal):
-            raise ValueError(f"group does not match: {found}")
-        return found
+        return matched(parse(group, hardware.lanes))
 
 
 def _fits(across: int, down: int, hardware: Hardware) -> bool:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from autofuse.graph.model import Group, Operator
-from autofuse.graph.reasons import Refusal
+from autofuse.graph.reasons import Refusal, matched
 from autofuse.schedule.cpu import conv_tiling as T
 from autofuse.schedule.cpu import window as W
 from autofuse.schedule.cpu.conv_tiling import Conv2dConfiguration, Extents
@@ -27,9 +27,7 @@ _PLACES = 0.99
 
 @remembered
 def _parts(group: Group) -> tuple[W.Window, Extents]:
-    window = W.parse(group, ("nn.conv2d",), ("blocked",))
-    if isinstance(window, Refusal):
-        raise ValueError(f"group does not match: {window}")
+    window = matched(W.parse(group, ("nn.conv2d",), ("blocked",)))
     return window, T.extents(window)
 
 

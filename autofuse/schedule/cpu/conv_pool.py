@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autofuse.graph.model import Group, Operator
-from autofuse.graph.reasons import Refusal
+from autofuse.graph.reasons import Refusal, matched
 from autofuse.schedule.cpu import conv_tiling as tiling
 from autofuse.schedule.cpu import window as W
 from autofuse.schedule.cpu.conv2d import register_tiles
@@ -186,10 +186,7 @@ class ConvPoolFamily(ScheduleFamily):
         return B.guarded(f"conv2d_pool {config.text}", lambda: _apply(func, config))
 
     def _pair(self, group: Group) -> Pair:
-        found = split(group)
-        if isinstance(found, Refusal):
-            raise ValueError(f"group does not match: {found}")
-        return found
+        return matched(split(group))
 
 
 def _three_blocks(e: tiling.Extents, hardware: Hardware) -> tuple[int, int] | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autofuse.graph.model import Group, Operator
-from autofuse.graph.reasons import Refusal
+from autofuse.graph.reasons import Refusal, matched
 from autofuse.schedule.cpu import plane
 from autofuse.schedule.cpu import window as W
 from autofuse.schedule.cpu.plane import PlaneConfiguration
@@ -60,7 +60,5 @@ class DepthwiseFamily(ScheduleFamily):
         return B.guarded(f"depthwise {config.text}", lambda: plane.apply(func, "dwconv", config, hardware))
 
     def _plane(self, group: Group) -> tuple[W.Window, plane.Plane]:
-        found = W.parse(group, ("nn.conv2d",), ("depthwise",))
-        if isinstance(found, Refusal):
-            raise ValueError(f"group does not match: {found}")
+        found = matched(W.parse(group, ("nn.conv2d",), ("depthwise",)))
         return found, plane.extents(found, (found.weight.shape[1], found.weight.shape[2]))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autofuse.graph.model import Group, Operator
-from autofuse.graph.reasons import Refusal
+from autofuse.graph.reasons import Refusal, matched
 from autofuse.schedule.cpu import window as W
 from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily
 from autofuse.target import Hardware
@@ -102,10 +102,7 @@ class GroupNormFamily(ScheduleFamily):
         )
 
     def _window(self, group: Group) -> W.Window:
-        found = W.parse(group, ("nn.group_norm",), ("blocked",))
-        if isinstance(found, Refusal):
-            raise ValueError(f"group does not match: {found}")
-        return found
+        return matched(W.parse(group, ("nn.group_norm",), ("blocked",)))
 
 
 def groups_of(window: W.Window) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autofuse.graph.model import Group, Operator
-from autofuse.graph.reasons import Refusal
+from autofuse.graph.reasons import Refusal, matched
 from autofuse.schedule.cpu import window as W
 from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily, remembered
 from autofuse.target import Hardware
@@ -205,7 +205,4 @@ class GroupedFamily(ScheduleFamily):
         return blocks.guarded(f"grouped {config.text}", lambda: GroupedNests(func, window, layer, config).build())
 
     def _layer(self, group: Group, hardware: Hardware) -> tuple[W.Window, Layer]:
-        found = layer_of(group, hardware.lanes)
-        if isinstance(found, Refusal):
-            raise ValueError(f"group does not match: {found}")
-        return found
+        return matched(layer_of(group, hardware.lanes))

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autofuse.graph.model import Group, MappingType, Operator
-from autofuse.graph.reasons import Refusal
+from autofuse.graph.reasons import Refusal, matched
 from autofuse.schedule.cpu.product import Product, parse
 from autofuse.schedule.cpu.window import chains_needed
 from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily
@@ -96,10 +96,7 @@ class MatmulFamily(ScheduleFamily):
         )
 
     def _product(self, group: Group, hardware: Hardware) -> Product:
-        found = parse(group, hardware.lanes)
-        if isinstance(found, Refusal):
-            raise ValueError(f"group does not match: {found}")
-        return found
+        return matched(parse(group, hardware.lanes))
 
 
 def _ceil_div(a: int, b: int) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autofuse.graph.model import Group, Operator
-from autofuse.graph.reasons import Refusal
+from autofuse.graph.reasons import Refusal, matched
 from autofuse.schedule.cpu import window as W
 from autofuse.schedule.cpu import window_pair as P
 from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily, shape_of_row
@@ -104,10 +104,7 @@ class PointwiseDepthwiseFamily(ScheduleFamily):
         return blocks.guarded(what, lambda: PointwiseDepthwiseNests(func, pair, config).build())
 
     def _pair(self, group: Group, hardware: Hardware) -> P.Pair:
-        found = P.pair_of(group, hardware.lanes, "pointwise", "depthwise")
-        if isinstance(found, Refusal):
-            raise ValueError(f"group does not match: {found}")
-        return found
+        return matched(P.pair_of(group, hardware.lanes, "pointwise", "depthwise"))
 
 
 @lru_cache(maxsize=1024)

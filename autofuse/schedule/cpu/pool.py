@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autofuse.graph.model import Group, Operator
-from autofuse.graph.reasons import Refusal
+from autofuse.graph.reasons import Refusal, matched
 from autofuse.schedule.cpu import plane
 from autofuse.schedule.cpu import window as W
 from autofuse.schedule.cpu.plane import PlaneConfiguration
@@ -66,9 +66,7 @@ class PoolFamily(ScheduleFamily):
         return B.guarded(f"pool {config.text}", lambda: plane.apply(func, "pool", config, hardware))
 
     def _plane(self, group: Group) -> tuple[W.Window, plane.Plane]:
-        found = W.parse(group, _KINDS)
-        if isinstance(found, Refusal):
-            raise ValueError(f"group does not match: {found}")
+        found = matched(W.parse(group, _KINDS))
         rows, columns = _taps(found)
         return found, plane.extents(found, (rows, columns))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autofuse.graph.model import Group, MappingType, Operator
-from autofuse.graph.reasons import Refusal
+from autofuse.graph.reasons import Refusal, matched
 from autofuse.schedule.cpu.rowspace import INJECTIVE, Rows, view
 from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily
 from autofuse.target import Hardware
@@ -123,10 +123,7 @@ class RowsFamily(ScheduleFamily):
         return blocks.guarded(f"rows {config.text}", lambda: _apply(func, rows, config, hardware.lanes))
 
     def _rows(self, group: Group) -> Rows:
-        found = view(group)
-        if isinstance(found, Refusal):
-            raise ValueError(f"group does not match: {found}")
-        return found
+        return matched(view(group))
 
 
 def _blocks(rows: Rows, hardware: Hardware) -> list[int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autofuse.graph.model import Group, Operator
-from autofuse.graph.reasons import Refusal
+from autofuse.graph.reasons import Refusal, matched
 from autofuse.lower.geometry import Phases, transposed_phases
 from autofuse.schedule.cpu import window as W
 from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily, remembered
@@ -207,10 +207,7 @@ class TransposedFamily(ScheduleFamily):
         return blocks.guarded(f"transposed {config.text}", lambda: TransposedNests(func, window, layer, config).build())
 
     def _layer(self, group: Group, hardware: Hardware) -> tuple[W.Window, Layer]:
-        found = layer_of(group, hardware.lanes)
-        if isinstance(found, Refusal):
-            raise ValueError(f"group does not match: {found}")
-        return found
+        return matched(layer_of(group, hardware.lanes))
 
 
 def _tiles(layer: Layer, hardware: Hardware) -> list[tuple[int, int]]:

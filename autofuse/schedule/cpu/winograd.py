@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autofuse.graph.model import Group, Role
-from autofuse.graph.reasons import Refusal
+from autofuse.graph.reasons import Refusal, matched
 from autofuse.schedule.cpu import conv_pool
 from autofuse.schedule.cpu import window as W
 from autofuse.schedule.family import (
@@ -208,10 +208,7 @@ class WinogradFamily(ScheduleFamily):
         return blocks.guarded(f"winograd {config.text}", lambda: WinogradNests(func, layer, config, text).build())
 
     def _layer(self, group: Group, hardware: Hardware) -> Layer:
-        found = layer_of(group, hardware.lanes)
-        if isinstance(found, Refusal):
-            raise ValueError(f"group does not match: {found}")
-        return found
+        return matched(layer_of(group, hardware.lanes))
 
 
 def _ceil_div(a: int, b: int) -> int:
