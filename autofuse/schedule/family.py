@@ -207,6 +207,24 @@ class ScheduleFamily(abc.ABC):
         """
 
 
+class BatchedFamily(ScheduleFamily):
+    """A family that finds the shapes of many groups and configurations at once: it says what `shapes_of` gives."""
+
+    @abc.abstractmethod
+    def shapes_of(
+        self, asked: Sequence[tuple[Group, Sequence[Configuration]]], hardware: Hardware
+    ) -> NDArray[np.float64]:
+        """The shapes of at least one group's configurations as `shape_matrix` gives them, one group after another."""
+
+    def shape_rows(self, group: Group, configs: Sequence[Configuration], hardware: Hardware) -> NDArray[np.float64]:
+        """`shapes_of` of one group."""
+        return self.shapes_of([(group, configs)], hardware)
+
+    def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
+        """`shapes_of` of one configuration."""
+        return shape_of_row(self.shape_rows(group, [config], hardware)[0])
+
+
 def beside(
     families: Sequence[ScheduleFamily], family: ScheduleFamily, group: Group, hardware: Hardware
 ) -> list[ScheduleFamily]:

@@ -11,7 +11,7 @@ from autofuse.graph.reasons import Refusal, matched
 from autofuse.schedule.cpu import conv_tiling as T
 from autofuse.schedule.cpu import window as W
 from autofuse.schedule.cpu.conv_tiling import Conv2dConfiguration, Extents
-from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily, remembered, shape_of_row
+from autofuse.schedule.family import BatchedFamily, Configuration, remembered
 from autofuse.target import Hardware
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def _known(group: Group, machine: tuple[int, int, int]) -> tuple[W.Window, T.Nei
     return window, T.neighbours_of(window), T.tilings_of(e, window.weight.bytes, window.out.elements, machine)
 
 
-class Conv2dFamily(ScheduleFamily):
+class Conv2dFamily(BatchedFamily):
     """Direct convolution on blocked layouts: accumulators in registers, epilogue applied to the tile."""
 
     name: ClassVar[str] = "conv2d"
@@ -70,16 +70,8 @@ class Conv2dFamily(ScheduleFamily):
         staged = window.padded or bool(window.prologue)
         return _configurations(e, staged, window.weight.bytes, hardware)
 
-    def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
-        """Traffic by level from the loop order: weights once per task and channel tile, data once per channel tile."""
-        return shape_of_row(self.shape_rows(group, [config], hardware)[0])
-
-    def shape_rows(self, group: Group, configs: Sequence[Configuration], hardware: Hardware) -> T.Array:
-        """All at once: groups around equal convolutions share most of it."""
-        return self.shapes_of([(group, configs)], hardware)
-
     def shapes_of(self, asked: Sequence[tuple[Group, Sequence[Configuration]]], hardware: Hardware) -> T.Array:
-        """All at once, of all groups."""
+        """Traffic by level from the loop order: weights once per task and channel tile, data once per channel tile."""
         machine = T.machine_of(hardware)
         parts = []
         for group, configs in asked:

@@ -8,19 +8,14 @@ core. Where there are too few rows for all cores, tasks share the output channel
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
-from autofuse.graph.model import Group, Operator
-from autofuse.graph.reasons import Refusal, matched
-from autofuse.schedule.cpu import window as W
+from autofuse.graph.model import Group
 from autofuse.schedule.cpu import window_pair as P
-from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily, shape_of_row
+from autofuse.schedule.cpu.pair_family import PairConfiguration, PairFamily
+from autofuse.schedule.family import Configuration, KernelShape
 from autofuse.target import Hardware
 
 if TYPE_CHECKING:
@@ -29,82 +24,30 @@ if TYPE_CHECKING:
 _OFFERED = 6
 
 
-@dataclass(frozen=True)
-class DepthwisePointwiseConfiguration(Configuration):
-    """Register tiles: `ct` columns of depthwise results; `nb` channel blocks × `mt` places of pointwise ones.
-
-    A task: `hb` rows, `cob` tiles of output channels. Rows that `hb` does not divide are covered by parts that overlap.
-    pad: 0 data read as it is, zeros around them left out; 1 rows of data copied (and computed) before they are read.
-    parallel: 0 runs on the calling thread.
-    """
-
-    nb: int
-    mt: int
-    ct: int
-    hb: int
-    cob: int
-    pad: int
-    parallel: int
-
-
-class DepthwisePointwiseFamily(ScheduleFamily):
+class DepthwisePointwiseFamily(PairFamily):
     """See the module's description."""
 
     name: ClassVar[str] = "depthwise_pointwise"
     version: ClassVar[int] = 1
-    configuration: ClassVar[type[Configuration]] = DepthwisePointwiseConfiguration
-    least_anchors: ClassVar[int] = 2
-    most_anchors: ClassVar[int] = 2
-    results_behind: ClassVar[bool] = True
-    keeps_shape: ClassVar[bool] = True
+    order: ClassVar[tuple[str, str]] = ("depthwise", "pointwise")
 
-    def anchors(self, op: Operator) -> bool:
-        """Depthwise and pointwise convolutions."""
-        return P.is_depthwise(op) or P.is_pointwise(op)
-
-    def admits(self, op: Operator) -> bool:
-        """These, and what may surround them."""
-        return self.anchors(op) or W.may_surround(op)
-
-    def match(self, group: Group, hardware: Hardware) -> Refusal | None:
-        """A depthwise convolution, then a pointwise one; elementwise operators around both."""
-        found = P.pair_of(group, hardware.lanes, "depthwise", "pointwise")
-        return found if isinstance(found, Refusal) else None
-
-    def configs(self, group: Group, hardware: Hardware) -> Sequence[DepthwisePointwiseConfiguration]:
+    def configs(self, group: Group, hardware: Hardware) -> Sequence[PairConfiguration]:
         """Rows that fill the cores evenly and stay in L2, and the register tiles that suit them."""
-        pair = self._pair(group, hardware)
+        pair = self.pair(group, hardware)
         return _configurations(pair.depthwise, pair.outputs, int(bool(pair.first.prologue)), hardware)
 
-    def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
+    def tilings(self, pair: P.Pair, configs: Sequence[Configuration], hardware: Hardware) -> Sequence[P.Tiling]:
         """Both phases' work and traffic added up; a buffer instead of the depthwise results."""
-        return shape_of_row(self.shape_rows(group, [config], hardware)[0])
-
-    def shape_rows(self, group: Group, configs: Sequence[Configuration], hardware: Hardware) -> NDArray[np.float64]:
-        """All at once: groups around equal pairs share most of it."""
-        return self.shapes_of([(group, configs)], hardware)
-
-    def shapes_of(
-        self, asked: Sequence[tuple[Group, Sequence[Configuration]]], hardware: Hardware
-    ) -> NDArray[np.float64]:
-        """All at once, of all groups."""
-        parts = []
-        for group, configs in asked:
-            pair = self._pair(group, hardware)
-            parts.append((pair, _tilings(pair.depthwise, pair.outputs, tuple(configs), hardware)))
-        return P.shape_rows(parts)
+        return _tilings(pair.depthwise, pair.outputs, tuple(configs), hardware)
 
     def apply(self, func: PrimFunc, group: Group, config: Any, hardware: Hardware) -> PrimFunc:
         """See the module's description."""
         from autofuse.schedule import blocks
         from autofuse.schedule.cpu.depthwise_pointwise_nests import DepthwisePointwiseNests
 
-        pair = self._pair(group, hardware)
+        pair = self.pair(group, hardware)
         what = f"depthwise_pointwise {config.text}"
-        return blocks.guarded(what, lambda: DepthwisePointwiseNests(func, pair, config).build())
-
-    def _pair(self, group: Group, hardware: Hardware) -> P.Pair:
-        return matched(P.pair_of(group, hardware.lanes, "depthwise", "pointwise"))
+        return blocks.guarded(what, lambda: DepthwisePointwiseNests(func, pair, config, what).build())
 
 
 @lru_cache(maxsize=1024)
@@ -112,11 +55,11 @@ def _tilings(
     layer: P.Depthwise, outputs: int, configs: tuple[Configuration, ...], hardware: Hardware
 ) -> tuple[P.Tiling, ...]:
     """One for all groups around equal pairs."""
-    chosen = cast("tuple[DepthwisePointwiseConfiguration, ...]", configs)
+    chosen = cast("tuple[PairConfiguration, ...]", configs)
     return tuple(_tiling(layer, outputs, c, hardware) for c in chosen)
 
 
-def _tiling(layer: P.Depthwise, outputs: int, c: DepthwisePointwiseConfiguration, hardware: Hardware) -> P.Tiling:
+def _tiling(layer: P.Depthwise, outputs: int, c: PairConfiguration, hardware: Hardware) -> P.Tiling:
     lanes, inputs = layer.lanes, layer.blocks
     parts, shares = ceil(layer.oh / c.hb), P.shares(outputs, c.nb, c.cob)
     tasks = layer.n * parts * shares
@@ -153,9 +96,7 @@ def _tiling(layer: P.Depthwise, outputs: int, c: DepthwisePointwiseConfiguration
 
 
 @lru_cache(maxsize=1024)
-def _configurations(
-    layer: P.Depthwise, outputs: int, pad: int, hardware: Hardware
-) -> tuple[DepthwisePointwiseConfiguration, ...]:
+def _configurations(layer: P.Depthwise, outputs: int, pad: int, hardware: Hardware) -> tuple[PairConfiguration, ...]:
     """The configurations of a pair, best guess first."""
     cores = hardware.cores
     needed = max(1, -(-cores // layer.n))
@@ -169,7 +110,7 @@ def _configurations(
     limits = [few, *most] if weights <= hardware.l2_bytes // 4 else [*most, few]
     sizes = {(P.rows_near(layer.oh, limit, needed), 1): None for limit in limits}
     sizes[P.rows_near(layer.oh, most[0], 1), needed] = None
-    found: dict[DepthwisePointwiseConfiguration, None] = {}
+    found: dict[PairConfiguration, None] = {}
     column_tile = P.column_tile(layer, hardware)
     for rank in range(2):
         for hb, shares in sizes:
@@ -179,6 +120,6 @@ def _configurations(
             nb, mt = tiles[rank]
             cob = ceil(ceil(outputs / nb) / shares)
             tasks = layer.n * -(-layer.oh // hb) * P.shares(outputs, nb, cob)
-            config = DepthwisePointwiseConfiguration(nb, mt, column_tile, hb, cob, pad, int(tasks > 1 and cores > 1))
+            config = PairConfiguration(nb, mt, column_tile, hb, cob, pad, int(tasks > 1 and cores > 1))
             found[config] = None
     return tuple(found)[:_OFFERED]

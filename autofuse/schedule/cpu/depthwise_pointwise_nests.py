@@ -11,40 +11,30 @@ from autofuse.schedule.cpu.loops import Cut, allocate, sequence, store
 from autofuse.schedule.cpu.pair_nests import PairNests
 from autofuse.schedule.cpu.window_nests import padded, product
 from autofuse.schedule.cpu.window_pair import Pair
-from autofuse.schedule.stages import finish, index
+from autofuse.schedule.stages import index
 
 if TYPE_CHECKING:
-    from autofuse.schedule.cpu.depthwise_pointwise import DepthwisePointwiseConfiguration
+    from autofuse.schedule.cpu.pair_family import PairConfiguration
 
 
 class DepthwisePointwiseNests(PairNests):
     """Builds the kernel of one pair."""
 
-    def __init__(self, func: Any, pair: Pair, config: DepthwisePointwiseConfiguration) -> None:
-        super().__init__(func, pair)
-        self.c = config
-        self.channels = Cut(pair.outputs, config.nb)
-        suits = config.nb <= pair.outputs and config.cob <= self.channels.tiles and config.hb <= self.layer.oh
-        self.check(suits and (config.pad == 1 or not self.source.computed), f"depthwise_pointwise {config.text}")
+    def __init__(self, func: Any, pair: Pair, config: PairConfiguration, what: str) -> None:
+        super().__init__(func, pair, config, what)
         self.places = Cut(config.hb * self.layer.ow, config.mt)
 
     def build(self) -> Any:
         """The scheduled function."""
-        nest, layer, c, lanes = self.nest, self.layer, self.c, self.lanes
-        parts, shares = -(-layer.oh // c.hb), -(-self.channels.tiles // c.cob)
+        lanes = self.lanes
 
-        def task(t: Any) -> Any:
-            n = nest.alias("n", tirx.floordiv(t, index(parts * shares)), layer.n)
-            part = nest.alias("part", tirx.floormod(tirx.floordiv(t, index(shares)), index(parts)), parts)
-            share = nest.alias("share", tirx.floormod(t, index(shares)), shares)
-            row0 = self.rows_of(layer.oh, c.hb, part)
-            between = nest.buffer("between", (layer.blocks, padded(self.places.extent, lanes), lanes))
+        def task(n: Any, row0: Any, share: Any) -> Any:
+            between = self.nest.buffer("between", (self.layer.blocks, padded(self.places.extent, lanes), lanes))
             return sequence(
                 allocate(between), self._depthwise(n, row0, between), self._pointwise(n, row0, share, between)
             )
 
-        body = nest.parallel("task", layer.n * parts * shares, task, c.parallel)
-        return finish(self.program, nest.resolve(sequence(self.before, body)))
+        return self.by_tasks(task)
 
     # -- depthwise ---------------------------------------------------------------------------------------------
 

@@ -20,12 +20,11 @@ from autofuse.graph.model import Group, MappingType, Operator
 from autofuse.graph.reasons import Refusal
 from autofuse.schedule.family import (
     SHAPE_COLUMN,
+    BatchedFamily,
     Configuration,
     KernelShape,
-    ScheduleFamily,
     remembered,
     shape_matrix,
-    shape_of_row,
 )
 from autofuse.target import Hardware
 
@@ -108,7 +107,7 @@ def _common(left: Sequence[int], right: Sequence[int]) -> int:
     return count
 
 
-class ElementwiseFamily(ScheduleFamily):
+class ElementwiseFamily(BatchedFamily):
     """Schedules any group of injective operators whose results have one shape."""
 
     name: ClassVar[str] = "elementwise"
@@ -145,18 +144,10 @@ class ElementwiseFamily(ScheduleFamily):
             order = (0,)
         return [ElementwiseConfig(parallel, vectors) for parallel in order for vectors in (1, 2)]
 
-    def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
-        """One pass over operands and results, of large operands what is read; what strides is moved by elements."""
-        return shape_of_row(self.shape_rows(group, [config], hardware)[0])
-
-    def shape_rows(self, group: Group, configs: Sequence[Configuration], hardware: Hardware) -> NDArray[np.float64]:
-        """All at once: most is the same in all of them."""
-        return self.shapes_of([(group, configs)], hardware)
-
     def shapes_of(
         self, asked: Sequence[tuple[Group, Sequence[Configuration]]], hardware: Hardware
     ) -> NDArray[np.float64]:
-        """All at once, of all groups."""
+        """One pass over operands and results, of large operands what is read; what strides is moved by elements."""
         lanes = hardware.lanes
         fixed: list[tuple[float, ...]] = []  # of each group: see _GROUP_COLUMNS
         decided: list[tuple[int, ...]] = []  # of each configuration: see _TASK_COLUMNS

@@ -7,7 +7,7 @@ reads; each row of data takes the place of the one that is no longer needed, so 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm import tirx
 
@@ -16,7 +16,10 @@ from autofuse.schedule.cpu.loops import SERIAL, Cut, Nest, allocate, sequence, s
 from autofuse.schedule.cpu.row_nests import whole_stages
 from autofuse.schedule.cpu.window_nests import Epilogue, Source, feeding
 from autofuse.schedule.cpu.window_pair import Pair
-from autofuse.schedule.stages import Program, index, lift
+from autofuse.schedule.stages import Program, finish, index, lift
+
+if TYPE_CHECKING:
+    from autofuse.schedule.cpu.pair_family import PairConfiguration
 
 # Multiply-adds up to which the taps of a tile of columns are written out row by row.
 _MOST_UNROLLED = 256
@@ -26,10 +29,13 @@ Read = Callable[[Any, int, int, Any], Any]
 
 
 class PairNests:
-    """The two anchors, their operands and what stands around them."""
+    """The two anchors, their operands and what stands around them; the kernel's tasks.
 
-    def __init__(self, func: Any, pair: Pair) -> None:
-        self.pair, self.layer = pair, pair.depthwise
+    Raises ScheduleError, which says `what` could not be scheduled, unless the configuration suits the layer.
+    """
+
+    def __init__(self, func: Any, pair: Pair, config: PairConfiguration, what: str) -> None:
+        self.pair, self.layer, self.c = pair, pair.depthwise, config
         self.lanes = lanes = self.layer.lanes
         self.program: Program = lift(func)
         self.nest = Nest(self.program)
@@ -54,6 +60,24 @@ class PairNests:
         self.source.homes = homes
         self.between = Epilogue(self.nest, lanes, one, between, homes, handed)
         self.behind = Epilogue(self.nest, lanes, two, behind, homes)
+        self.channels = Cut(pair.outputs, config.nb)
+        suits = config.nb <= pair.outputs and config.cob <= self.channels.tiles and config.hb <= self.layer.oh
+        if not suits or (config.pad != 1 and self.source.computed):
+            raise ScheduleError(f"{what}: the tiles do not divide the layer")
+
+    def by_tasks(self, task: Callable[[Any, Any, Any], Any]) -> Any:
+        """The scheduled function. task: (image, first row of results, share of the channels) → statements."""
+        nest, layer, c = self.nest, self.layer, self.c
+        parts, shares = -(-layer.oh // c.hb), -(-self.channels.tiles // c.cob)
+
+        def numbered(t: Any) -> Any:
+            n = nest.alias("n", tirx.floordiv(t, index(parts * shares)), layer.n)
+            part = nest.alias("part", tirx.floormod(tirx.floordiv(t, index(shares)), index(parts)), parts)
+            share = nest.alias("share", tirx.floormod(t, index(shares)), shares)
+            return task(n, self.rows_of(layer.oh, c.hb, part), share)
+
+        body = nest.parallel("task", layer.n * parts * shares, numbered, c.parallel)
+        return finish(self.program, nest.resolve(sequence(self.before, body)))
 
     # -- depthwise ---------------------------------------------------------------------------------------------
 
@@ -198,8 +222,3 @@ class PairNests:
         parts = -(-rows // each)
         start = tirx.min(part * index(each), index(rows - each))
         return self.nest.alias("row", start, rows - each + 1) if parts > 1 else index(0)
-
-    def check(self, condition: bool, what: str) -> None:
-        """ScheduleError unless the configuration suits the layer."""
-        if not condition:
-            raise ScheduleError(f"{what}: the tiles do not divide the layer")

@@ -8,19 +8,14 @@ as soon as its rows are there: what is between the two stays in L1. Only rows at
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
-from autofuse.graph.model import Group, Operator
-from autofuse.graph.reasons import Refusal, matched
-from autofuse.schedule.cpu import window as W
+from autofuse.graph.model import Group
 from autofuse.schedule.cpu import window_pair as P
-from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily, shape_of_row
+from autofuse.schedule.cpu.pair_family import PairConfiguration, PairFamily
+from autofuse.schedule.family import Configuration, KernelShape
 from autofuse.target import Hardware
 
 if TYPE_CHECKING:
@@ -29,82 +24,30 @@ if TYPE_CHECKING:
 _OFFERED = 6
 
 
-@dataclass(frozen=True)
-class PointwiseDepthwiseConfiguration(Configuration):
-    """Register tiles: `nb` channel blocks × `mt` columns of pointwise results; `ct` columns of depthwise ones.
-
-    A task: `hb` rows of depthwise results, `cob` tiles of channels. Rows that `hb` does not divide are covered by parts
-    that overlap. pad: 0 data read as it is; 1 the rows that a task reads computed first. parallel: 0 runs on the
-    calling thread.
-    """
-
-    nb: int
-    mt: int
-    ct: int
-    hb: int
-    cob: int
-    pad: int
-    parallel: int
-
-
-class PointwiseDepthwiseFamily(ScheduleFamily):
+class PointwiseDepthwiseFamily(PairFamily):
     """See the module's description."""
 
     name: ClassVar[str] = "pointwise_depthwise"
     version: ClassVar[int] = 1
-    configuration: ClassVar[type[Configuration]] = PointwiseDepthwiseConfiguration
-    least_anchors: ClassVar[int] = 2
-    most_anchors: ClassVar[int] = 2
-    results_behind: ClassVar[bool] = True
-    keeps_shape: ClassVar[bool] = True
+    order: ClassVar[tuple[str, str]] = ("pointwise", "depthwise")
 
-    def anchors(self, op: Operator) -> bool:
-        """Depthwise and pointwise convolutions."""
-        return P.is_depthwise(op) or P.is_pointwise(op)
-
-    def admits(self, op: Operator) -> bool:
-        """These, and what may surround them."""
-        return self.anchors(op) or W.may_surround(op)
-
-    def match(self, group: Group, hardware: Hardware) -> Refusal | None:
-        """A pointwise convolution, then a depthwise one; elementwise operators around both."""
-        found = P.pair_of(group, hardware.lanes, "pointwise", "depthwise")
-        return found if isinstance(found, Refusal) else None
-
-    def configs(self, group: Group, hardware: Hardware) -> Sequence[PointwiseDepthwiseConfiguration]:
+    def configs(self, group: Group, hardware: Hardware) -> Sequence[PairConfiguration]:
         """Parts of the rows, channels only where there are too few rows; the register tiles that suit a row."""
-        pair = self._pair(group, hardware)
+        pair = self.pair(group, hardware)
         return _configurations(pair.depthwise, pair.inputs, int(bool(pair.first.prologue)), hardware)
 
-    def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
+    def tilings(self, pair: P.Pair, configs: Sequence[Configuration], hardware: Hardware) -> Sequence[P.Tiling]:
         """Both phases' work and traffic added up; a ring of rows instead of the pointwise results."""
-        return shape_of_row(self.shape_rows(group, [config], hardware)[0])
-
-    def shape_rows(self, group: Group, configs: Sequence[Configuration], hardware: Hardware) -> NDArray[np.float64]:
-        """All at once: groups around equal pairs share most of it."""
-        return self.shapes_of([(group, configs)], hardware)
-
-    def shapes_of(
-        self, asked: Sequence[tuple[Group, Sequence[Configuration]]], hardware: Hardware
-    ) -> NDArray[np.float64]:
-        """All at once, of all groups."""
-        parts = []
-        for group, configs in asked:
-            pair = self._pair(group, hardware)
-            parts.append((pair, _tilings(pair.depthwise, pair.inputs, tuple(configs), hardware)))
-        return P.shape_rows(parts)
+        return _tilings(pair.depthwise, pair.inputs, tuple(configs), hardware)
 
     def apply(self, func: PrimFunc, group: Group, config: Any, hardware: Hardware) -> PrimFunc:
         """See the module's description."""
         from autofuse.schedule import blocks
         from autofuse.schedule.cpu.pointwise_depthwise_nests import PointwiseDepthwiseNests
 
-        pair = self._pair(group, hardware)
+        pair = self.pair(group, hardware)
         what = f"pointwise_depthwise {config.text}"
-        return blocks.guarded(what, lambda: PointwiseDepthwiseNests(func, pair, config).build())
-
-    def _pair(self, group: Group, hardware: Hardware) -> P.Pair:
-        return matched(P.pair_of(group, hardware.lanes, "pointwise", "depthwise"))
+        return blocks.guarded(what, lambda: PointwiseDepthwiseNests(func, pair, config, what).build())
 
 
 @lru_cache(maxsize=1024)
@@ -112,11 +55,11 @@ def _tilings(
     layer: P.Depthwise, inputs: int, configs: tuple[Configuration, ...], hardware: Hardware
 ) -> tuple[P.Tiling, ...]:
     """One for all groups around equal pairs."""
-    chosen = cast("tuple[PointwiseDepthwiseConfiguration, ...]", configs)
+    chosen = cast("tuple[PairConfiguration, ...]", configs)
     return tuple(_tiling(layer, inputs, c, hardware) for c in chosen)
 
 
-def _tiling(layer: P.Depthwise, inputs: int, c: PointwiseDepthwiseConfiguration, hardware: Hardware) -> P.Tiling:
+def _tiling(layer: P.Depthwise, inputs: int, c: PairConfiguration, hardware: Hardware) -> P.Tiling:
     lanes, blocks = layer.lanes, layer.blocks
     parts, shares = ceil(layer.oh / c.hb), P.shares(blocks, c.nb, c.cob)
     tasks = layer.n * parts * shares
@@ -158,9 +101,7 @@ def _tiling(layer: P.Depthwise, inputs: int, c: PointwiseDepthwiseConfiguration,
 
 
 @lru_cache(maxsize=1024)
-def _configurations(
-    layer: P.Depthwise, inputs: int, pad: int, hardware: Hardware
-) -> tuple[PointwiseDepthwiseConfiguration, ...]:
+def _configurations(layer: P.Depthwise, inputs: int, pad: int, hardware: Hardware) -> tuple[PairConfiguration, ...]:
     """The configurations of a pair, best guess first."""
     cores = hardware.cores
     data_row = 4 * layer.lanes * inputs * layer.width
@@ -171,7 +112,7 @@ def _configurations(
     rows = [(parts, 1) for parts in (needed, 2 * needed, 4 * needed, 8 * needed)]
     rows = [r for r in rows if P.even(layer.oh, r[0]) <= fits or r[0] >= layer.oh] or rows[-1:]
     ways = rows[:3] if layer.oh >= needed else [(1, needed), (1, 2 * needed)]
-    found: dict[PointwiseDepthwiseConfiguration, None] = {}
+    found: dict[PairConfiguration, None] = {}
     width = min(layer.width, layer.columns)
     tiles = P.register_tiles(layer.blocks, max(1, width), hardware)
     column_tile = P.column_tile(layer, hardware)
@@ -180,6 +121,6 @@ def _configurations(
             hb = P.even(layer.oh, parts)
             cob = ceil(ceil(layer.blocks / nb) / shares)
             tasks = layer.n * -(-layer.oh // hb) * P.shares(layer.blocks, nb, cob)
-            config = PointwiseDepthwiseConfiguration(nb, mt, column_tile, hb, cob, pad, int(tasks > 1 and cores > 1))
+            config = PairConfiguration(nb, mt, column_tile, hb, cob, pad, int(tasks > 1 and cores > 1))
             found[config] = None
     return tuple(found)[:_OFFERED]

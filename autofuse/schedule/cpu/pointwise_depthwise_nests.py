@@ -3,40 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvm import tirx
 
 from autofuse.schedule.cpu.loops import Cut, allocate, sequence, store
 from autofuse.schedule.cpu.pair_nests import PairNests
 from autofuse.schedule.cpu.window_nests import product
-from autofuse.schedule.cpu.window_pair import Pair
-from autofuse.schedule.stages import finish, index
-
-if TYPE_CHECKING:
-    from autofuse.schedule.cpu.pointwise_depthwise import PointwiseDepthwiseConfiguration
+from autofuse.schedule.stages import index
 
 
 class PointwiseDepthwiseNests(PairNests):
     """Builds the kernel of one pair."""
 
-    def __init__(self, func: Any, pair: Pair, config: PointwiseDepthwiseConfiguration) -> None:
-        super().__init__(func, pair)
-        self.c = config
-        self.channels = Cut(pair.outputs, config.nb)
-        suits = config.nb <= pair.outputs and config.cob <= self.channels.tiles and config.hb <= self.layer.oh
-        self.check(suits and (config.pad == 1 or not self.source.computed), f"pointwise_depthwise {config.text}")
-
     def build(self) -> Any:
         """The scheduled function."""
-        nest, layer, c = self.nest, self.layer, self.c
-        parts, shares = -(-layer.oh // c.hb), -(-self.channels.tiles // c.cob)
+        nest, c = self.nest, self.c
 
-        def task(t: Any) -> Any:
-            n = nest.alias("n", tirx.floordiv(t, index(parts * shares)), layer.n)
-            part = nest.alias("part", tirx.floormod(tirx.floordiv(t, index(shares)), index(parts)), parts)
-            share = nest.alias("share", tirx.floormod(t, index(shares)), shares)
-            row0 = self.rows_of(layer.oh, c.hb, part)
+        def task(n: Any, row0: Any, share: Any) -> Any:
             ring = self.ring(c.nb)
             staged, made = self._staged(n, row0) if c.pad else (None, [])
 
@@ -54,8 +38,7 @@ class PointwiseDepthwiseNests(PairNests):
             tiles = nest.tiles(share * index(c.cob), c.cob, self.channels, channels)
             return sequence(made, allocate(ring), self.clear_edges(ring, c.nb), tiles)
 
-        body = nest.parallel("task", layer.n * parts * shares, task, c.parallel)
-        return finish(self.program, nest.resolve(sequence(self.before, body)))
+        return self.by_tasks(task)
 
     def _staged(self, n: Any, row0: Any) -> tuple[Any, list[Any]]:
         """The rows of data that a task reads, computed: [blocks, rows, columns, lanes]."""
