@@ -161,17 +161,8 @@ class _Classifier(MapCounts):
             out = out * extent + evaluate(expr, values)
         read = np.full(count, -1, np.int64)
         for m in self.maps:
-            read = np.where(read < 0, self.whole(m, values, count), read)
+            read = np.where(read < 0, self.places(m, values, (count,)), read)
         return np.broadcast_to(np.asarray(out, np.int64), (count,)), read
-
-    def whole(self, m: IndexMap, values: dict[int, Any], count: int) -> Ints:
-        flat: Any = 0
-        for index, extent in zip(m.indices, self.shape, strict=True):
-            flat = flat * extent + evaluate(index, values)
-        valid: Any = True
-        for guard in m.guards:
-            valid = np.logical_and(valid, evaluate(guard, values))
-        return np.broadcast_to(np.where(valid, flat, -1), (count,))
 
     # -- stride -------------------------------------------------------------------------------------------------
 
@@ -208,11 +199,12 @@ class _Classifier(MapCounts):
         if self.extent(inner) - 1 > run:
             first = first[None, :] + generator.integers(0, self.extent(inner) - run, bases)[:, None]
         values: dict[int, Any] = {v: generator.integers(0, self.extent(v), bases)[:, None] for v in sorted(others)}
-        here = self.line(m, {**values, inner: np.broadcast_to(first, (bases, run))}, (bases, run))
-        there = self.line(m, {**values, inner: np.broadcast_to(first + 1, (bases, run))}, (bases, run))
+        here = self.places(m, {**values, inner: np.broadcast_to(first, (bases, run))}, (bases, run))
+        there = self.places(m, {**values, inner: np.broadcast_to(first + 1, (bases, run))}, (bases, run))
         return _common(there - here, (here >= 0) & (there >= 0))
 
-    def line(self, m: IndexMap, values: dict[int, Any], grid: tuple[int, int]) -> Ints:
+    def places(self, m: IndexMap, values: dict[int, Any], grid: tuple[int, ...]) -> Ints:
+        """The operand's element numbers through one map (-1: none), for values of the variables over a grid."""
         flat: Any = 0
         for index, extent in zip(m.indices, self.shape, strict=True):
             flat = flat * extent + evaluate(index, values)

@@ -285,7 +285,7 @@ def _apply(func: PrimFunc, c: Conv2dConfiguration) -> PrimFunc:
     from autofuse.schedule.conditions import hoist_conditions
 
     w = W.open_window(func, "conv", keep_stage=c.pad > 0, accumulate="local" if c.chunk == 1 else "global")
-    sch, conv, stage = w.sch, w.anchor, w.stage
+    sch, conv = w.sch, w.anchor
     n, co, h, x, lane, ic_o, kh, kw, ic_i = sch.get_loops(conv)
     extents = {"channels": B.extent(sch, co), "rows": B.extent(sch, h)}
     if extents["channels"] % (c.nb * c.cob) or extents["rows"] % (c.ht * c.hb) or B.extent(sch, ic_o) % c.chunk:
@@ -310,15 +310,7 @@ def _apply(func: PrimFunc, c: Conv2dConfiguration) -> PrimFunc:
     task = sch.fuse(n, co_task, h_task)
     if c.parallel:
         sch.parallel(task)
-    if stage is not None:
-        if c.pad == 1:
-            sch.compute_at(stage, task, preserve_unit_loops=True)
-        else:
-            loops = sch.get_loops(stage)
-            outer = sch.fuse(*loops[:3])
-            if c.parallel:
-                sch.parallel(outer)
-        W.vectorize_lanes(w, stage)
+    W.place_stage(w, task if c.pad == 1 else None, bool(c.parallel))
     if c.chunk == 1:
         W.place_epilogue(w, at)
     else:

@@ -252,8 +252,7 @@ def _apply(func: PrimFunc, c: ConvPoolConfiguration) -> PrimFunc:
     task = sch.fuse(n, co_task, h_task)
     if c.parallel:
         sch.parallel(task)
-    pooled = W.OpenWindow(sch, pool, None, after)
-    W.place_epilogue(pooled, x_tile)
+    W.place_epilogue(W.OpenWindow(sch, pool, None, after), x_tile)
 
     sch.compute_at(rows, co_tile, preserve_unit_loops=True)
     one, channel, y, column, vector = sch.get_loops(rows)[-5:]
@@ -279,14 +278,7 @@ def _apply(func: PrimFunc, c: ConvPoolConfiguration) -> PrimFunc:
     for loop in (y, column, channel):
         sch.unroll(loop)
     sch.vectorize(vector)
-    if stage is not None:
-        if c.pad == 1:
-            sch.compute_at(stage, task, preserve_unit_loops=True)
-        else:
-            outer = sch.fuse(*sch.get_loops(stage)[:3])
-            if c.parallel:
-                sch.parallel(outer)
-        W.vectorize_lanes(pooled, stage)
+    W.place_stage(W.OpenWindow(sch, anchor, stage, []), task if c.pad == 1 else None, bool(c.parallel))
     sch.vectorize(lane)
     for loop in (x_in, kh, kw):
         sch.unroll(loop)

@@ -171,7 +171,7 @@ def apply(func: PrimFunc, role: str, c: PlaneConfiguration, hardware: Hardware) 
     from autofuse.schedule import blocks as B
 
     w = W.open_window(func, role, keep_stage=c.pad > 0)
-    sch, anchor, stage = w.sch, w.anchor, w.stage
+    sch, anchor = w.sch, w.anchor
     loops = sch.get_loops(anchor)
     blocked = len(loops) == 7
     if len(loops) not in (6, 7) or B.extent(sch, loops[2]) % c.hb:
@@ -189,19 +189,12 @@ def apply(func: PrimFunc, role: str, c: PlaneConfiguration, hardware: Hardware) 
         x_tile, x_in, lane = sch.split(x, [None, c.mt, width])
     outer = (n, h_task, channel) if c.rows else (n, channel, h_task)
     sch.reorder(*outer, h_in, x_tile, kh, kw, x_in, lane)
-    if ragged or (c.pad == 0 and stage is None):
+    if ragged or (c.pad == 0 and w.stage is None):
         sch.annotate(x_tile, "pragma_loop_partition_hint", 1)
     task = sch.fuse(*outer)
     if c.parallel:
         sch.parallel(task)
-    if stage is not None:
-        if c.pad == 1:
-            sch.compute_at(stage, task, preserve_unit_loops=True)
-        else:
-            outer = sch.fuse(*sch.get_loops(stage)[:3])
-            if c.parallel:
-                sch.parallel(outer)
-        W.vectorize_lanes(w, stage)
+    W.place_stage(w, task if c.pad == 1 else None, bool(c.parallel))
     if blocked:
         W.place_epilogue(w, x_tile)
     else:

@@ -239,6 +239,20 @@ def open_window(func: tirx.PrimFunc, role: str, *, keep_stage: bool, accumulate:
     return OpenWindow(sch, anchor, stage, epilogue)
 
 
+def place_stage(window: OpenWindow, task: LoopRV | None, parallel: bool) -> None:
+    """Put what computes the anchor's data, if that is kept, under `task`; where there is none, into loops before it."""
+    sch, stage = window.sch, window.stage
+    if stage is None:
+        return
+    if task is not None:
+        sch.compute_at(stage, task, preserve_unit_loops=True)
+    else:
+        outer = sch.fuse(*sch.get_loops(stage)[:3])
+        if parallel:
+            sch.parallel(outer)
+    vectorize_lanes(window, stage)
+
+
 def place_epilogue(window: OpenWindow, loop: LoopRV) -> None:
     """Put the epilogue's blocks under `loop`, where the anchor's tile is complete; tiles unrolled, lanes vectorised."""
     sch = window.sch

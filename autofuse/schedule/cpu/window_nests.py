@@ -93,6 +93,27 @@ class Source:
         return buffer, [allocate(buffer), fill]
 
 
+def home_at(
+    program: Program, made: Any, here: Sequence[Any], kept: tuple[Any, Any] | None, lane: Any,
+    source: Callable[[Sequence[Any]], Sequence[Any]] | None = None,
+) -> Home:  # fmt: skip
+    """The value at `here` of a stage that was computed before, with the vector that holds it.
+
+    made: its buffer; kept: (buffer, place) of the vector where that is in registers, else it is read from `made`;
+    source: index of an element → what is compared with `here`.
+    """
+
+    def read(at: Sequence[Any]) -> Any | None:
+        place = at if source is None else source(at)
+        if not all(program.same(a, b) for a, b in zip(place, here, strict=True)):
+            return None
+        if kept is None:
+            return tirx.BufferLoad(made, [program.simplify(i) for i in at])
+        return kept[0][kept[1] + lane]
+
+    return read
+
+
 class Epilogue:
     """The stages `after` an anchor, applied to one vector of its results at a time.
 
@@ -142,7 +163,7 @@ class Epilogue:
                 else:
                     homes = dict(self.homes)
                     for other in done:
-                        homes[other.buffer] = self._home(other, here, local.get(other.buffer), lane)
+                        homes[other.buffer] = home_at(self.program, other.buffer, here, local.get(other.buffer), lane)
                     value = self.program.value(stage, here, [], homes)
                 if hand is not None and self._handed(stage):
                     return hand(lane, value)
@@ -152,17 +173,6 @@ class Epilogue:
 
             parts.append(self.nest.vector(self.lanes, one))
         return sequence(parts)
-
-    def _home(self, stage: Stage, here: Sequence[Any], kept: tuple[Any, Any] | None, lane: Any) -> Home:
-        def read(at: Sequence[Any]) -> Any | None:
-            if not all(self.program.same(a, b) for a, b in zip(at, here, strict=True)):
-                return None
-            if kept is None:
-                return tirx.BufferLoad(stage.buffer, [self.program.simplify(i) for i in at])
-            buffer, place = kept
-            return buffer[place + lane]
-
-        return read
 
     def _unblocked(self, stage: Stage, at: Sequence[Any], local: Mapping[Any, tuple[Any, Any]]) -> Any:
         """A vector of channels stored as [N, C, H, W], one channel after another; lanes past the last are left out."""

@@ -13,6 +13,7 @@ from tvm import tirx
 
 from autofuse.schedule.cpu.loops import Cut, Nest, allocate, sequence, store
 from autofuse.schedule.cpu.matmul_nests import Follower
+from autofuse.schedule.cpu.window_nests import home_at
 from autofuse.schedule.cpu.winograd_transforms import Names, output_transform
 from autofuse.schedule.stages import Home, Program, Stage, index
 
@@ -161,7 +162,8 @@ class WinogradResults:
     ) -> Any:
         homes = dict(self.homes)
         for other in done:
-            homes[other.buffer] = self._home(other, here, local.get(other.buffer), lane)
+            source = self.followers[other.buffer].source
+            homes[other.buffer] = home_at(self.program, other.buffer, here, local.get(other.buffer), lane, source)
         target = self.followers[stage.buffer].target(here)
         if stage is self.anchor:
             buffer, place = local[stage.buffer]
@@ -171,16 +173,3 @@ class WinogradResults:
         if stage.output:
             return store(stage.buffer, value, [self.program.simplify(i) for i in target])
         return store(local[stage.buffer][0], value, [lane])
-
-    def _home(self, stage: Stage, here: Sequence[Any], kept: tuple[Any, Any] | None, lane: Any) -> Home:
-        follower = self.followers[stage.buffer]
-
-        def read(at: Sequence[Any]) -> Any | None:
-            if not all(self.program.same(a, b) for a, b in zip(follower.source(at), here, strict=True)):
-                return None
-            if kept is None:
-                return tirx.BufferLoad(stage.buffer, [self.program.simplify(i) for i in at])
-            buffer, place = kept
-            return buffer[place + lane]
-
-        return read
