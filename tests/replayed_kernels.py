@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import ClassVar
 
 from plain_groups import FAMILY, Scale, chain, key_of
 
@@ -15,6 +16,7 @@ from autofuse.measure import (
     CollectItem,
     CollectSettings,
     CollectStats,
+    MeasureJob,
     MeasureResult,
     ReplayBuilder,
     ReplayRunner,
@@ -54,6 +56,20 @@ def results(items: Iterable[CollectItem]) -> dict[tuple[str, str], MeasureResult
 def ask(i: CollectItem, text: str, library: Path) -> BuildRequest:
     """What would be built of an item."""
     return BuildRequest(i.key, text, str(library), arguments=(ArgumentSpec((64,)), ArgumentSpec((64,), output=True)))
+
+
+class Instant(ReplayRunner):
+    """A runner that gives every kernel one result, with `times` (seconds) as its samples."""
+
+    times: ClassVar[tuple[float, ...]] = (1e-5, 2e-5)
+
+    def __init__(self, threads: int) -> None:
+        super().__init__({})
+
+    def measure(self, jobs: Iterable[MeasureJob]) -> Iterator[MeasureResult]:
+        for job in jobs:
+            references = {"arithmetic": (1e-4, 1e-4), "memory": (2e-3, 2e-3)}
+            yield MeasureResult(job.key, job.candidate, "ok", "", self.times, references)
 
 
 def replayed(store: RecordStore, items: Iterable[CollectItem] = ITEMS, **settings: object) -> CollectStats:

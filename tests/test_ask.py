@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from learn_stores import MACHINE, RECORDED, family_of, small_predictor, synthetic_store
 from random_graphs import chain
+from replayed_kernels import Instant
 from small_network import here, refused
 
 from autofuse.graph.model import Group
@@ -18,7 +18,7 @@ from autofuse.learn import TrainSettings, build_dataset, save_predictor, train_p
 from autofuse.learn.ask import doubts
 from autofuse.learn.boosting import TreeSettings
 from autofuse.learn.default import default_predictor
-from autofuse.measure import MeasureJob, MeasureResult, ReplayBuilder, ReplayRunner
+from autofuse.measure import ReplayBuilder
 from autofuse.records import SqliteStore
 from autofuse.search.dp import DPStrategy
 from autofuse.search.problem import Choice, SearchProblem
@@ -53,23 +53,15 @@ class TestDoubts:
         assert len({d.choice.group.label for d in one}) == len(one)
 
 
-class Instant(ReplayRunner):
-    """Gives every kernel one result."""
-
-    def __init__(self, threads: int) -> None:
-        super().__init__({})
-
-    def measure(self, jobs: Iterable[MeasureJob]) -> Iterator[MeasureResult]:
-        for job in jobs:
-            references = {"arithmetic": (1e-4, 1e-4), "memory": (2e-3, 2e-3)}
-            yield MeasureResult(job.key, job.candidate, "ok", "", (1e-8, 2e-8), references)
+class Fast(Instant):
+    times: ClassVar[tuple[float, ...]] = (1e-8, 2e-8)
 
 
 class TestMeasure:
     def test_a_compile_measures_what_is_in_doubt_and_keeps_it(
         self, network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setattr("autofuse.measure.LocalRunner", Instant, raising=False)
+        monkeypatch.setattr("autofuse.measure.LocalRunner", Fast, raising=False)
         monkeypatch.setattr("autofuse.measure.PoolBuilder", lambda workers: ReplayBuilder(), raising=False)
         db = tmp_path / "r.db"
         reports: list[dict[str, Any]] = []

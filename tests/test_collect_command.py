@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,26 +10,15 @@ import onnx
 import pytest
 from click.testing import CliRunner
 from learn_stores import small_predictor
+from replayed_kernels import Instant
 from small_network import small_network
 
 from autofuse.cli import cli
 from autofuse.cost import CostModel
 from autofuse.learn import save_predictor
-from autofuse.measure import CollectItem, MeasureJob, MeasureResult, ReplayBuilder, ReplayRunner
+from autofuse.measure import CollectItem, ReplayBuilder
 from autofuse.measure.order import in_order
 from autofuse.records import SqliteStore
-
-
-class Instant(ReplayRunner):
-    """Gives every kernel one result."""
-
-    def __init__(self, threads: int) -> None:
-        super().__init__({})
-
-    def measure(self, jobs: Iterable[MeasureJob]) -> Iterator[MeasureResult]:
-        for job in jobs:
-            references = {"arithmetic": (1e-4, 1e-4), "memory": (2e-3, 2e-3)}
-            yield MeasureResult(job.key, job.candidate, "ok", "", (1e-5, 2e-5), references)
 
 
 @pytest.fixture
