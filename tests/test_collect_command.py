@@ -54,11 +54,12 @@ def test_plans_come_first_and_a_run_goes_on_where_it_stopped(network: str, tmp_p
 
 def test_the_most_useful_of_a_model_and_some_of_them_twice(network: str, tmp_path: Path) -> None:
     db = tmp_path / "r.db"
-    counts = collect(network, "--db", db, "--per-model", 5, "--again", 3, "--evaluation")
-    assert (counts["measured"], counts["failed"], counts["left"]) == (8, 0, 0)
-    assert counts["store"]["evaluation_only"] and counts["store"]["ok"] == 8
-    again = collect(network, "--db", db, "--per-model", 5, "--again", 3)
-    assert again["cached"] + again["measured"] >= 5 and again["cached"] > 0
+    counts = collect(network, "--db", db, "--per-model", 12, "--again", 3, "--evaluation")
+    assert (counts["measured"], counts["failed"], counts["left"]) == (15, 0, 0)
+    assert counts["store"]["evaluation_only"] and counts["store"]["ok"] == 15
+    again = collect(network, "--db", db, "--per-model", 12, "--again", 3)
+    # Plans may use other kernels now: these are measured too, whatever the number, and most of the first are known.
+    assert again["left"] == 0 and 6 < again["cached"] <= 12 and again["cached"] + again["measured"] >= 12
     with SqliteStore(db, readonly=True) as store:
         assert store.evaluation_only
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from fractions import Fraction
 
 import pytest
@@ -45,6 +46,21 @@ def test_operators_alone_have_the_same_keys(unshuffled: tuple[Graph, Graph]) -> 
     assert narrow == wide
     # Blocks repeat, and their operators share keys: that is what records are reused by.
     assert len(set(narrow)) < len(narrow) // 2
+
+
+def test_keys_differ_only_where_channels_were_moved_into_weights(graphs: tuple[Graph, Graph]) -> None:
+    """How channels lie in whole blocks depends on the blocks; what has nothing to do with shuffled ones is the same."""
+
+    def keys(graph: Graph) -> Counter[tuple[str, str]]:
+        operators = [op for op in graph.operators if op.kind != "layout_change"]
+        return Counter((op.kind, workload_key(Group.of(graph, [op.index]))) for op in operators)
+
+    narrow, wide = map(keys, graphs)
+    apart = Counter(kind for kind, _ in (narrow - wide).elements())
+    moved = {"nn.conv2d", "nn.relu", "add", "concat", "strided_slice"} if graphs[0].name == "shufflenet_v2" else set()
+    assert set(apart) == moved
+    for kind in moved - {"concat", "strided_slice"}:
+        assert apart[kind] < sum(1 for op in graphs[0].operators if op.kind == kind) / 2, kind
 
 
 def test_every_operator_is_followed_and_convolutions_are_many_to_many(graphs: tuple[Graph, Graph]) -> None:
