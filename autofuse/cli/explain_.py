@@ -46,7 +46,7 @@ def command(model: str, edge: str | None, everything: bool, as_json: bool, **giv
         limits = choose_thresholds(given["thresholds"], predictor)
         problem = problem_of(analysed, costs, limits, int((given["max_memory"] or 0) * 1e6))
         if given["plan"]:
-            result = follow_plan(given["plan"], problem, analysed)
+            result = follow_plan(given["plan"], problem, analysed, costs)
         else:
             chosen = strategy(
                 given["strategy"], hardware=analysed.hardware, compile_allowance=given["compile_allowance"]
