@@ -88,7 +88,8 @@ def test_what_a_worker_sends_are_plain_values(asked: BuildRequest) -> None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    distributed = pytest.importorskip("distributed", reason="dask.distributed is not installed (autofuse[dask])")
+    import distributed  # what tests are run with has it: autofuse[dev]
+
     with distributed.LocalCluster(1, threads_per_worker=1, dashboard_address=None, host="127.0.0.1") as made:
         yield made
 
@@ -111,7 +112,6 @@ def test_collect_builds_on_the_cluster(cluster: Any, tmp_path: Path, monkeypatch
 
 
 def test_a_dask_address_that_nobody_answers_is_said() -> None:
-    pytest.importorskip("distributed", reason="dask.distributed is not installed (autofuse[dask])")
     for address in ("127.0.0.1:1", "nonsense://x"):
         with pytest.raises(InputError, match="no dask scheduler answers at"):
             dask_builder(address, patience=0.5)
