@@ -5,23 +5,27 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from plain_groups import Scale
 from replayed_kernels import HERE, ITEMS, ask, replayed, results
 
 from autofuse.measure import (
+    BuildRequest,
+    CollectItem,
     CollectSettings,
     CollectStats,
     MeasureJob,
+    MeasureLimits,
     MeasureResult,
     ReplayBuilder,
     ReplayRunner,
     collect,
 )
-from autofuse.measure.passes import agrees, with_samples
+from autofuse.measure.passes import CAPPED, SETTLED, UNFINISHED, agrees, with_samples
 from autofuse.records import Record, RecordStore
 
 
@@ -56,6 +60,7 @@ class TestCollectionInPasses:
         times = (1e-3, 2e-3, 3e-3)
         for r in store.records():
             assert r.samples == pytest.approx((*times, *(1.5 * t for t in times), *times) if r.ok else ())
+            assert r.message == (SETTLED if r.ok else "there is no record to replay")
             assert r.cold_samples == ((4e-3, 6e-3) * 3 if r.config == "scale=2" else ())
             assert all(len(t) == len(r.samples) for t in r.reference_samples.values())
         assert replayed(store, passes=3).cached == 6
@@ -65,22 +70,38 @@ class TestCollectionInPasses:
         assert order == "1231" + "23" + "121" + "2" and (stats.measured, stats.failed) == (4, 2)
         assert {len(r.samples) for r in store.records()} == {0, 6}
 
-    def test_a_kernel_that_fails_in_a_later_pass_has_failed(self, store: RecordStore) -> None:
-        class Tired(ReplayRunner):
-            runs = 0
+    def failing(self, store: RecordStore, status: str, runs: Sequence[int], passes: int = 3) -> CollectStats:
+        """Three kernels in up to `passes` passes; the first one's n-th run fails for each n of `runs`."""
+        items = [i for i in ITEMS if i.candidate.config != Scale(3)][:3]
+        counts: Counter[tuple[str, str]] = Counter()
 
+        class Failing(ReplayRunner):
             def measure(self, jobs: Iterable[MeasureJob]) -> Iterator[MeasureResult]:
                 for job in jobs:
-                    self.runs += 1
-                    failed = self.runs == 4
-                    yield MeasureResult.failure(job, "crashed", "SIGSEGV") if failed else next(super().measure([job]))
+                    counts[job.key, job.candidate] += 1
+                    first = job.key == items[0].key and "scale=1 " in job.candidate
+                    failed = first and counts[job.key, job.candidate] in runs
+                    yield MeasureResult.failure(job, status, "the end") if failed else next(super().measure([job]))
 
-        items = [i for i in ITEMS if i.candidate.config != Scale(3)][:3]
-        settings = CollectSettings(passes=3)
-        stats = collect(items, store, Tired(results(ITEMS)), ReplayBuilder(), HERE, ask, settings=settings)
-        assert (stats.measured, stats.failed) == (2, 1) and "SIGSEGV" in stats.failures[0]
-        found = {r.status: len(r.samples) for r in store.records()}
-        assert found == {"crashed": 0, "ok": 6} and len(list(store.records())) == 3
+        settings = CollectSettings(passes=passes)
+        return collect(items, store, Failing(results(ITEMS)), ReplayBuilder(), HERE, ask, settings=settings)
+
+    @pytest.mark.parametrize("passes", [3, 2])
+    def test_a_kernel_that_fails_once_in_a_later_pass_is_tried_again(self, store: RecordStore, passes: int) -> None:
+        """Something else may have taken the memory; the samples that are there stay. After the last pass, too."""
+        stats = self.failing(store, "oom", [2], passes)
+        assert (stats.measured, stats.failed, stats.failures) == (3, 0, ())
+        assert {(r.status, len(r.samples), r.message) for r in store.records()} == {("ok", 6, SETTLED)}
+
+    def test_a_kernel_that_fails_twice_running_has_failed(self, store: RecordStore) -> None:
+        stats = self.failing(store, "crashed", [2, 3])
+        assert (stats.measured, stats.failed) == (2, 1) and "crashed: the end" in stats.failures[0]
+        found = {r.status: (len(r.samples), r.message) for r in store.records()}
+        assert found == {"crashed": (0, "the end"), "ok": (6, SETTLED)} and len(list(store.records())) == 3
+
+    def test_a_kernel_that_is_wrong_in_a_later_pass_is_not_tried_again(self, store: RecordStore) -> None:
+        stats = self.failing(store, "wrong", [2])
+        assert (stats.measured, stats.failed) == (2, 1) and "wrong: the end" in stats.failures[0]
 
     def test_an_interrupt_ends_the_passes_too(self, store: RecordStore) -> None:
         def stop(stats: CollectStats, what: str) -> None:
@@ -91,7 +112,104 @@ class TestCollectionInPasses:
             ITEMS, store, ReplayRunner(results(ITEMS)), ReplayBuilder(), HERE, ask, progress=stop,
             settings=CollectSettings(passes=3),
         )  # fmt: skip
-        assert stats.done == 2 and [len(r.samples) for r in store.records()] == [3, 3]
+        assert stats.done == 2 and stats.again == 2
+        assert [(len(r.samples), r.message) for r in store.records()] == [(3, UNFINISHED)] * 2
+
+
+class TestRunsThatAreCutShort:
+    """What they leave passes of is taken up by the next run, in the same records."""
+
+    def cut(self, store: RecordStore, after: int = 2, passes: int = 3) -> None:
+        """A run that is interrupted after so many kernels."""
+
+        def stop(stats: CollectStats, what: str) -> None:
+            if stats.done == after:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        settings = CollectSettings(passes=passes)
+        collect(
+            ITEMS, store, ReplayRunner(results(ITEMS)), ReplayBuilder(), HERE, ask, progress=stop, settings=settings
+        )
+
+    def known(self, store: RecordStore) -> dict[str, tuple[int, str]]:
+        """Kernel → samples and message, of those that succeeded; each has one record."""
+        found = [r for r in store.records() if r.ok]
+        made = {f"{r.workload} {r.config}": (len(r.samples), r.message) for r in found}
+        assert len(made) == len(found)
+        return made
+
+    def test_the_next_run_makes_the_passes_that_are_left(self, store: RecordStore) -> None:
+        self.cut(store)
+        assert all(r.ok and r.latency for r in store.records())  # of use meanwhile
+        stats = replayed(store, passes=3)
+        assert (stats.measured, stats.failed, stats.cached, stats.left, stats.again) == (6, 3, 0, 0, 0)
+        assert set(self.known(store).values()) == {(6, SETTLED)} and len(list(store.records())) == 9
+        assert replayed(store, passes=3).cached == 9
+
+    def test_a_run_of_single_passes_takes_them_as_they_are(self, store: RecordStore) -> None:
+        self.cut(store)
+        assert replayed(store).cached == 2
+        assert sorted(self.known(store).values()) == [(3, "")] * 4 + [(3, UNFINISHED)] * 2
+
+    def test_no_more_passes_are_made_than_in_one_run(self, store: RecordStore) -> None:
+        """Nor fewer: what does not settle has as many samples as if nothing had happened."""
+        self.cut(store, passes=4)
+        factor = iter(1.1**n for n in range(1, 100))
+
+        class Slower(ReplayRunner):
+            def measure(self, jobs: Iterable[MeasureJob]) -> Iterator[MeasureResult]:
+                for job in jobs:
+                    for result in super().measure([job]):
+                        slower = next(factor)
+                        yield replace(result, samples=tuple(slower * s for s in result.samples))
+
+        settings = CollectSettings(passes=4, limits=MeasureLimits(max_samples=12))
+        runner = Slower(results(ITEMS))
+        collect(ITEMS[:2], store, runner, ReplayBuilder(), HERE, ask, settings=settings)
+        assert list(self.known(store).values()) == [(12, CAPPED)] * 2
+
+    def test_code_that_has_changed_meanwhile_is_measured_anew(self, store: RecordStore) -> None:
+        self.cut(store)
+
+        def other(i: CollectItem, text: str, library: Path) -> BuildRequest:
+            return replace(ask(i, text, library), tir_digest="0123456789abcdef")
+
+        settings = CollectSettings(passes=1)
+        collect(ITEMS, store, ReplayRunner(results(ITEMS)), ReplayBuilder(), HERE, other, settings=settings)
+        settings = CollectSettings(passes=2)
+        collect(ITEMS, store, ReplayRunner(results(ITEMS)), ReplayBuilder(), HERE, other, settings=settings)
+        assert sorted(self.known(store).values()) == [(3, "")] * 4 + [(6, SETTLED)] * 2
+        assert {r.tir_digest for r in store.records() if r.ok} == {"0123456789abcdef"}
+
+    def test_what_cannot_be_built_again_stays(self, store: RecordStore) -> None:
+        self.cut(store)
+
+        def refuse(i: CollectItem, text: str, library: Path) -> BuildRequest:
+            raise ValueError("no memory")
+
+        settings = CollectSettings(passes=3)
+        stats = collect(
+            ITEMS[:2], store, ReplayRunner(results(ITEMS)), ReplayBuilder(), HERE, refuse, settings=settings
+        )
+        assert stats.failed == 2 and "no memory" in stats.failures[0]
+        assert list(self.known(store).values()) == [(3, UNFINISHED)] * 2
+
+    def test_what_fails_when_it_is_taken_up_again_is_tried_once_more(self, store: RecordStore) -> None:
+        self.cut(store)
+        runs: Counter[str] = Counter()
+
+        class Tired(ReplayRunner):
+            def measure(self, jobs: Iterable[MeasureJob]) -> Iterator[MeasureResult]:
+                for job in jobs:
+                    runs[job.candidate] += 1
+                    always = "scale=2 " in job.candidate
+                    failed = always or runs[job.candidate] == 1
+                    yield MeasureResult.failure(job, "oom", "SIGKILL") if failed else next(super().measure([job]))
+
+        settings = CollectSettings(passes=3)
+        stats = collect(ITEMS[:2], store, Tired(results(ITEMS)), ReplayBuilder(), HERE, ask, settings=settings)
+        assert (stats.measured, stats.failed, stats.left) == (1, 1, 0)
+        assert [(r.status, len(r.samples)) for r in store.records()] == [("ok", 6), ("oom", 0)]
 
 
 class TestPasses:

@@ -11,24 +11,21 @@ import signal
 import tempfile
 import threading
 import time
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count, takewhile
 from pathlib import Path
 from types import FrameType
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from autofuse.cost.model import Candidate
 from autofuse.measure.builder import Builder, BuildRequest, BuildResult
-from autofuse.measure.jobs import ArgumentSpec, MeasureJob, MeasureResult, fill_inputs, one_line
+from autofuse.measure.jobs import MeasureJob, MeasureResult, one_line
 from autofuse.measure.order import CollectItem
-from autofuse.measure.passes import agrees, with_samples
+from autofuse.measure.passes import UNFINISHED, Timing, after_pass, passes_made, unfinished
 from autofuse.measure.replay import candidate_text
+from autofuse.measure.right_outputs import Reference, RightOutputs
 from autofuse.measure.rounding import loose_share
 from autofuse.measure.runner import Runner
 from autofuse.measure.settings import CollectSettings, CollectStats
@@ -38,14 +35,8 @@ from autofuse.records.record import Form, Identity, Record, RecordedHardware, Wo
 from autofuse.records.software import software_versions
 from autofuse.records.store import RecordStore
 
-Arrays = Sequence[NDArray[Any]]
 # Gives the request to build a candidate into the library at a path; the identity's text names the candidate.
 RequestOf = Callable[[CollectItem, str, Path], BuildRequest]
-# Gives the right outputs of a candidate for its inputs, None if the candidate is not to be checked.
-Reference = Callable[[Candidate, Arrays], Arrays | None]
-# Bytes of right outputs that are kept: a group's configurations come in several batches.
-_OUTPUTS_KEPT = 1 << 30
-_UNCHECKED = "not checked: the reference gave no outputs"
 # Operations a byte above which a kernel is taken to be bound by arithmetic; machines of today lie between 2 and 20.
 _BALANCE = 4.0
 
@@ -81,12 +72,16 @@ def collect(
 ) -> CollectStats:
     """Measure `items` in the order given (see `order.in_order`) and keep a record of each, failures too.
 
+    `reference` gives right outputs to check with; what it has none for is skipped, and nothing is checked without it.
     `progress` is told the counts and what was just done, after every candidate. The first interrupt (Ctrl-C) ends the
     run after the kernel being measured, with everything kept; the second raises KeyboardInterrupt.
     """
-    run = _Collection(store, runner, builder, hardware, request, reference, settings or CollectSettings(), progress)
-    with _interrupts(run), tempfile.TemporaryDirectory(prefix="autofuse-") as folder:
-        return run.go(items, Path(folder))
+    with tempfile.TemporaryDirectory(prefix="autofuse-") as name:
+        run = _Collection(
+            store, runner, builder, hardware, request, reference, settings or CollectSettings(), progress, Path(name)
+        )
+        with _interrupts(run):
+            return run.go(items)
 
 
 @contextmanager
@@ -108,6 +103,15 @@ def _interrupts(run: _Collection) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+@dataclass(frozen=True)
+class _Pending:
+    """A kernel to be measured. `before`: its record, over which an earlier run has not made all passes."""
+
+    item: CollectItem
+    identity: Identity
+    before: Record | None = None
+
+
 class _Collection:
     """One run; `stop` is set from the signal handler."""
 
@@ -121,55 +125,55 @@ class _Collection:
         reference: Reference | None,
         settings: CollectSettings,
         progress: Callable[[CollectStats, str], None] | None,
+        folder: Path,
     ) -> None:
         self.store = store
         self.runner = runner
         self.builder = builder
         self.hardware = hardware
         self.request = request
-        self.reference = reference
         self.settings = settings
         self.progress = progress
+        self.folder = folder
         self.stop = False
         self.stats = CollectStats()
         self.begin = time.monotonic()
         self.versions = software_versions()
-        self.expected: OrderedDict[object, Path | None] = OrderedDict()
-        self.expected_bytes = 0
+        self.outputs = None if reference is None else RightOutputs(reference, folder, settings.seed, settings.batch)
         self.known: set[str] = set()
         self.fastest: dict[str, float] = {}
         self.batches = 0
-        # Batches that were timed and are to be timed again: kernels, and after how many batches in all.
-        self.waiting: list[tuple[list[tuple[MeasureJob, Record]], list[int]]] = []
+        # What was timed and is to be timed again.
+        self.waiting: list[Timing] = []
         # Names are never used twice: the loader takes a name that it knows for the library that it has already.
         self.numbers = count()
 
-    def go(self, items: Iterable[CollectItem], folder: Path) -> CollectStats:
+    def go(self, items: Iterable[CollectItem]) -> CollectStats:
         """Work through the items."""
         self.store.add_hardware(self.hardware)
         self.store.refresh_baseline(self.hardware.digest)  # an earlier run may have been killed before it did
         chosen, pending = self.missing(items)
         try:
-            self.work(pending, folder)
+            self.work(pending)
             if self.settings.again and not self.over():
                 pending = self.repeats(chosen)
                 self.stats = replace(self.stats, left=self.stats.left + len(pending))
-                self.work(pending, folder)
+                self.work(pending)
             while self.waiting and not self.ended():
                 self.time_again()
         finally:
             self.store.refresh_baseline(self.hardware.digest)
-        self.stats = replace(self.stats, interrupted=self.stop, seconds=self.elapsed())
+        self.stats = replace(self.stats, interrupted=self.stop, seconds=self.elapsed(), again=self.due_again())
         return self.stats
 
-    def work(self, pending: list[tuple[CollectItem, Identity]], folder: Path) -> None:
+    def work(self, pending: list[_Pending]) -> None:
         """Measure all of `pending`, batch by batch, or until the run is over."""
         while pending and not self.over():
             size = self.settings.batch
             if self.settings.trials is not None:
                 size = min(size, self.settings.trials - self.stats.done - self.stats.skipped)
             batch, pending = pending[:size], pending[size:]
-            pending = [*self.batch(batch, folder), *pending]
+            pending = [*self.batch(batch), *pending]
             self.batches += 1
             self.time_again(self.batches)
 
@@ -185,10 +189,11 @@ class _Collection:
         s = self.settings
         return self.stop or (s.budget is not None and self.elapsed() >= s.budget)
 
-    def missing(
-        self, items: Iterable[CollectItem]
-    ) -> tuple[dict[Identity, CollectItem], list[tuple[CollectItem, Identity]]]:
-        """The items by identity, and those that the store does not have. Which models contain them is kept anyway."""
+    def missing(self, items: Iterable[CollectItem]) -> tuple[dict[Identity, CollectItem], list[_Pending]]:
+        """The items by identity, and those that the store does not have, or has with passes left.
+
+        Which models contain them is kept anyway.
+        """
         chosen: dict[Identity, CollectItem] = {}
         models: dict[str, set[str]] = {}
         texts: dict[str, CollectItem] = {}
@@ -200,12 +205,26 @@ class _Collection:
             item = texts[key]
             self.store.add_workload(Workload(key, item.text, item.candidate.group.label), sorted(names))
         identities = list(chosen)
-        found = self.store.lookup(identities)
-        pending = [(chosen[i], i) for i, known in zip(identities, found, strict=True) if known is None]
-        self.stats = replace(self.stats, cached=len(identities) - len(pending), left=len(pending))
+        known = {i for i, there in zip(identities, self.store.lookup(identities), strict=True) if there is not None}
+        cut = self.cut_short(known)
+        pending: list[_Pending] = []
+        for identity, item in chosen.items():
+            if identity not in known:
+                pending.append(_Pending(item, identity))
+            pending += [_Pending(item, identity, record) for record in cut.get(identity, ())]
+        self.stats = replace(self.stats, cached=len(known) - len(cut), left=len(pending))
         return chosen, pending
 
-    def repeats(self, chosen: Mapping[Identity, CollectItem]) -> list[tuple[CollectItem, Identity]]:
+    def cut_short(self, known: Set[Identity]) -> dict[Identity, list[Record]]:
+        """Records that earlier runs left with passes to be made, where this one makes several passes."""
+        found: dict[Identity, list[Record]] = {}
+        for workload in sorted({i.workload for i in known}) if self.settings.passes > 1 else ():
+            for record in self.store.records(self.hardware.digest, workload):
+                if unfinished(record) and record.identity in known:
+                    found.setdefault(record.identity, []).append(record)
+        return found
+
+    def repeats(self, chosen: Mapping[Identity, CollectItem]) -> list[_Pending]:
         """Those of the kernels to be measured twice that were measured once; the same ones in every run.
 
         They are drawn evenly, by a hash, from what succeeded.
@@ -216,11 +235,11 @@ class _Collection:
             return hashlib.sha256(repr(identity).encode()).digest()
 
         wanted = sorted((i for i in chosen if counts[i]), key=drawn)[: self.settings.again]
-        return [(chosen[i], i) for i in wanted if counts[i] < 2]
+        return [_Pending(chosen[i], i) for i in wanted if counts[i] < 2]
 
-    def batch(self, batch: list[tuple[CollectItem, Identity]], folder: Path) -> list[tuple[CollectItem, Identity]]:
+    def batch(self, batch: list[_Pending]) -> list[_Pending]:
         """Build all, then time them; gives back those that were not reached."""
-        built = self.build(batch, folder)
+        built = self.build(batch)
         if not built:
             return batch
         given: deque[tuple[int, MeasureJob]] = deque()  # the runner has them; it may take some ahead
@@ -228,81 +247,80 @@ class _Collection:
 
         def jobs() -> Iterator[MeasureJob]:
             nonlocal reached
-            for position, ((item, identity), result) in enumerate(zip(batch, built, strict=False)):
+            for position, (pending, result) in enumerate(zip(batch, built, strict=False)):
                 if (position or self.ended()) and self.over():
                     return
                 reached = position + 1
                 job = None
                 if result.status != "ok":
-                    self.keep(item, identity, result.status, result.message, result)
+                    self.not_built(pending, result)
                 else:
-                    job = self.job(item, identity, result, folder)
+                    job = self.job(pending.item, pending.identity, result)
                 if job is not None:
                     given.append((position, job))
                     yield job
 
-        timed: list[tuple[MeasureJob, Record]] = []
-        due = [self.batches + 1 + 2**n for n in range(self.settings.passes - 1)]
+        timed: list[Timing] = []
         try:
             for result in self.runner.measure(jobs()):
                 position, job = given.popleft()
-                unchecked = self.reference is not None and job.expected is None and result.status == "ok"
-                message = _UNCHECKED if unchecked else result.message
-                record = self.keep(*batch[position], result.status, message, built[position], result)
-                if record.ok and due:
-                    timed.append((replace(job, expected=None), record))
+                timed.append(self.first_pass(batch[position], job, built[position], result))
         finally:
-            needed = {job.library for job, _ in timed}
+            self.waiting += [timing for timing in timed if timing.due]
+            needed = {timing.job.library for timing in self.waiting}
             for done in built:
                 if done.library and done.library not in needed:
                     Path(done.library).unlink(missing_ok=True)
-        if timed:
-            self.waiting.append((timed, due))
         return batch[reached:]
 
+    def first_pass(self, pending: _Pending, job: MeasureJob, built: BuildResult, result: MeasureResult) -> Timing:
+        """Keep what the first pass of this run over a kernel gave; when the next ones are due."""
+        job = replace(job, expected=None)  # it was compared just now
+        due = [self.batches + 1 + 2**n for n in range(self.settings.passes - 1)]
+        before = pending.before
+        if before is not None and (before.tir_digest, before.reference) == (built.tir_digest, job.reference):
+            self.stats = replace(self.stats, measured=self.stats.measured + 1, left=self.stats.left - 1)
+            more = max(0, len(due) - passes_made(before, job.limits.max_samples))
+            return self.next_pass(Timing(job, before, (self.batches, *due[:more])), result)
+        message = UNFINISHED if result.status == "ok" and due else result.message
+        record = self.keep(pending, result.status, message, built, result)
+        return Timing(job, record, tuple(due) if record.ok else ())
+
+    def next_pass(self, timing: Timing, result: MeasureResult) -> Timing:
+        """Keep what another pass over a kernel gave."""
+        after = after_pass(timing, result, self.settings.limits.confidence)
+        if after.record is not timing.record:
+            self.store.supersede(timing.record.digest, after.record)
+        if not after.record.ok:
+            said = one_line(f"{timing.job.candidate}: {result.status}: {result.message}")
+            s = self.stats
+            self.stats = replace(s, measured=s.measured - 1, failed=s.failed + 1, failures=(*s.failures, said))
+        self.tell(f"timed again: {timing.job.candidate}")
+        return after
+
     def time_again(self, batches: int | None = None) -> None:
-        """Another pass over the kernels that are due after so many batches; over all that wait by default."""
-        waiting, self.waiting = self.waiting, []
-        for timed, (now_due, *later) in waiting:
-            if batches is not None and now_due > batches:
-                self.waiting.append((timed, [now_due, *later]))
-                continue
-            left = self.more_samples(timed)
-            if later and left:
-                self.waiting.append((left, later))
-            needed = {job.library for job, _ in left} if later else set()
-            for job, _ in timed:
-                if job.library not in needed:
-                    Path(job.library).unlink(missing_ok=True)
+        """Another pass over the kernels that are due after so many batches; over all that wait by default.
 
-    def more_samples(self, timed: Sequence[tuple[MeasureJob, Record]]) -> list[tuple[MeasureJob, Record]]:
-        """Add samples to the records of a batch: what disturbed a kernel when it was timed may be over now.
-
-        Gives back those that are not settled: this pass was disturbed, or found something else than those before.
+        What disturbed a kernel when it was timed may be over now.
         """
+        waiting = self.waiting
+        due = [n for n, timing in enumerate(waiting) if batches is None or timing.due[0] <= batches]
+        if not due:
+            return
 
         def jobs() -> Iterator[MeasureJob]:
-            for job, _ in timed:
+            for n in due:
                 if self.ended():
                     return
-                yield job
+                yield waiting[n].job
 
-        kept = []
-        for (job, record), result in zip(timed, self.runner.measure(jobs()), strict=False):
-            longer = with_samples(record, result)
-            self.store.supersede(record.digest, longer)
-            self.tell(f"timed again: {job.candidate}")
-            if longer.ok:
-                if not (result.calm and agrees(record, result, self.settings.limits.confidence)):
-                    kept.append((job, longer))
-            else:
-                said = one_line(f"{job.candidate}: {longer.status}: {longer.message}")
-                s = self.stats
-                failures = (*s.failures, said)
-                self.stats = replace(s, measured=s.measured - 1, failed=s.failed + 1, failures=failures)
-        return kept
+        for n, result in zip(due, self.runner.measure(jobs()), strict=False):
+            waiting[n] = self.next_pass(waiting[n], result)
+            if not waiting[n].due:
+                Path(waiting[n].job.library).unlink(missing_ok=True)
+        self.waiting = [timing for timing in waiting if timing.due]
 
-    def build(self, batch: list[tuple[CollectItem, Identity]], folder: Path) -> list[BuildResult]:
+    def build(self, batch: list[_Pending]) -> list[BuildResult]:
         """A result for each; a candidate whose request cannot even be made has failed to build.
 
         An interrupt, or the end of the budget, ends it: then there are results of the first ones alone.
@@ -311,10 +329,10 @@ class _Collection:
         asked: list[int] = []
 
         def requests() -> Iterator[BuildRequest]:
-            for position, (item, identity) in enumerate(batch):
-                text = candidate_text(identity)
+            for position, pending in enumerate(batch):
+                item, text = pending.item, candidate_text(pending.identity)
                 try:
-                    made = self.request(item, text, folder / f"kernel{next(self.numbers)}.so")
+                    made = self.request(item, text, self.folder / f"kernel{next(self.numbers)}.so")
                 except Exception as error:
                     message = one_line(f"{type(error).__name__}: {error}")
                     results[position] = BuildResult(item.key, text, "build_failed", message)
@@ -330,13 +348,12 @@ class _Collection:
                     break
         return [results[position] for position in takewhile(results.__contains__, range(len(batch)))]
 
-    def job(self, item: CollectItem, identity: Identity, built: BuildResult, folder: Path) -> MeasureJob | None:
+    def job(self, item: CollectItem, identity: Identity, built: BuildResult) -> MeasureJob | None:
         """What the runner is to do; None, and the item is skipped, if its right outputs cannot be computed."""
         try:
-            expected = self.expect(item, built.arguments, folder)
+            expected = None if self.outputs is None else str(self.outputs.file(item.candidate, built.arguments))
         except Exception as error:
-            self.stats = replace(self.stats, skipped=self.stats.skipped + 1, left=self.stats.left - 1)
-            self.tell(f"{item.candidate.group.label}: no reference ({one_line(str(error))})")
+            self.skip(f"{item.candidate.group.label}: not measured, nothing to compare with: {one_line(str(error))}")
             return None
         return MeasureJob(
             item.key,
@@ -344,7 +361,7 @@ class _Collection:
             built.library,
             built.function,
             built.arguments,
-            None if expected is None else str(expected),
+            expected,
             self.settings.tolerance,
             self.settings.seed,
             nearer_reference(item.candidate, last_cache(self.hardware)),
@@ -353,41 +370,30 @@ class _Collection:
             loose_share(item.candidate.group),
         )
 
-    def expect(self, item: CollectItem, arguments: tuple[ArgumentSpec, ...], folder: Path) -> Path | None:
-        """The file with the right outputs; computed once for the configurations of one group."""
-        if self.reference is None:
-            return None
-        group = item.candidate.group
-        # The right outputs do not depend on the form in which a configuration takes its constants.
-        key = (id(group.graph), group, tuple(replace(a, preparation="") for a in arguments))
-        if key in self.expected:
-            self.expected.move_to_end(key)
-            return self.expected[key]
-        outputs = self.reference(item.candidate, fill_inputs(arguments, self.settings.seed))
-        path = None
-        if outputs is not None:
-            path = folder / f"expected{next(self.numbers)}.npz"
-            np.savez(path, *[np.asarray(array) for array in outputs])
-            self.expected_bytes += path.stat().st_size
-        self.expected[key] = path
-        # The jobs of one batch may all be waiting for theirs.
-        while self.expected_bytes > _OUTPUTS_KEPT and len(self.expected) > self.settings.batch:
-            oldest = self.expected.popitem(last=False)[1]
-            if oldest is not None:
-                self.expected_bytes -= oldest.stat().st_size
-                oldest.unlink()
-        return path
+    def skip(self, said: str) -> None:
+        """Count a candidate that is left out; each reason is kept once."""
+        s = self.stats
+        skips = s.skips if said in s.skips else (*s.skips, said)
+        self.stats = replace(s, skipped=s.skipped + 1, left=s.left - 1, skips=skips)
+        self.tell(said)
+
+    def not_built(self, pending: _Pending, built: BuildResult) -> None:
+        """Keep a failure to build; what was timed well before stays as it is."""
+        if pending.before is None:
+            self.keep(pending, built.status, built.message, built)
+        else:
+            self.failed(pending, built.status, built.message)
 
     def keep(
         self,
-        item: CollectItem,
-        identity: Identity,
+        pending: _Pending,
         status: str,
         message: str,
         built: BuildResult,
         result: MeasureResult | None = None,
     ) -> Record:
-        """Add the record, and the group's form with its first one."""
+        """Add the record, and the group's form with its first one; in the place of one of other code."""
+        item, identity = pending.item, pending.identity
         form = f"{identity.workload} {identity.layouts}"
         if form not in self.known:
             self.store.add_form(Form(identity.workload, identity.layouts, group_to_text(item.candidate.group)))
@@ -411,16 +417,23 @@ class _Collection:
             cold_reference_samples=result.cold_reference_samples if result else {},
             codegen_version=identity.codegen_version,
         )
-        self.store.add(record)
-        s = self.stats
+        if pending.before is None:
+            self.store.add(record)
+        else:
+            self.store.supersede(pending.before.digest, record)
         if status == "ok":
-            self.stats = replace(s, measured=s.measured + 1, left=s.left - 1)
+            self.stats = replace(self.stats, measured=self.stats.measured + 1, left=self.stats.left - 1)
             self.tell(self.times_of(item, result))
         else:
-            said = one_line(f"{item.candidate.group.label} ({candidate_text(identity)}): {status}: {message}")
-            self.stats = replace(s, failed=s.failed + 1, left=s.left - 1, failures=(*s.failures, said))
-            self.tell(said)
+            self.failed(pending, status, message)
         return record
+
+    def failed(self, pending: _Pending, status: str, message: str) -> None:
+        """Count and tell a failure."""
+        label, text = pending.item.candidate.group.label, candidate_text(pending.identity)
+        said, s = one_line(f"{label} ({text}): {status}: {message}"), self.stats
+        self.stats = replace(s, failed=s.failed + 1, left=s.left - 1, failures=(*s.failures, said))
+        self.tell(said)
 
     def times_of(self, item: CollectItem, result: MeasureResult | None) -> str:
         """What a kernel took, beside the least that any of its workload has taken so far."""
@@ -435,4 +448,8 @@ class _Collection:
 
     def tell(self, what: str) -> None:
         if self.progress is not None:
-            self.progress(replace(self.stats, seconds=self.elapsed()), what)
+            self.progress(replace(self.stats, seconds=self.elapsed(), again=self.due_again()), what)
+
+    def due_again(self) -> int:
+        """How many kernels wait for another pass."""
+        return sum(bool(timing.due) for timing in self.waiting)

@@ -1,12 +1,59 @@
-"""Passes over a kernel: takes the record of those before and another result, gives the record of all of them."""
+"""Passes over a kernel: takes what is known of it and the result of another pass, gives what is known then.
+
+How far a kernel's timing has come is said by its record's message, so that a run that goes on later knows it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from autofuse.measure.jobs import MeasureResult
+from autofuse.measure.jobs import MeasureJob, MeasureResult
 from autofuse.records.record import Record, now, quiet
+
+#: Messages of successes that are timed in several passes: a calm pass found what was known; it did not, and all passes
+#: were made; passes are left. Records of a single pass, and those from before this was said, say nothing.
+SETTLED, CAPPED, UNFINISHED = "settled", "not settled, all passes made", "passes are left"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A kernel that is timed in passes: its job, its record so far, when it is due again (batches done in all).
+
+    `failed`: the pass before did not succeed. Nothing is due once it is settled, has failed, or has had all passes.
+    """
+
+    job: MeasureJob
+    record: Record
+    due: tuple[int, ...]
+    failed: bool = False
+
+
+def unfinished(record: Record) -> bool:
+    """Whether a run was cut short before it had made all passes over the record's kernel."""
+    return record.ok and record.message == UNFINISHED
+
+
+def after_pass(timing: Timing, result: MeasureResult, within: float) -> Timing:
+    """What is known after the pass that is due: settled if it was calm and found the same times `within` a share.
+
+    A pass that did not succeed is made once more before it counts, unless the numbers were wrong: what was timed well
+    may have been ended from outside, for want of memory that something else took.
+    """
+    record, (first, *later) = timing.record, timing.due
+    if result.status != "ok":
+        if result.status == "wrong" or timing.failed:
+            return replace(timing, record=with_samples(record, result), due=())
+        return replace(timing, due=tuple(later) or (first + 1,), failed=True)
+    settled = result.calm and agrees(record, result, within)
+    message = SETTLED if settled else UNFINISHED if later else CAPPED
+    longer = replace(with_samples(record, result), message=message)
+    return replace(timing, record=longer, due=() if settled else tuple(later), failed=False)
+
+
+def passes_made(record: Record, most_samples: int) -> int:
+    """How many passes of up to so many samples a record is of, at least."""
+    return max(1, -(-len(record.samples) // most_samples))
 
 
 def with_samples(record: Record, result: MeasureResult) -> Record:

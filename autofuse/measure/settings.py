@@ -9,9 +9,10 @@ from autofuse.measure.jobs import MeasureLimits
 
 @dataclass(frozen=True)
 class CollectStats:
-    """How a collection went so far. `cached`: the store held them already; `skipped`: no reference could be computed.
+    """How a collection went so far. `cached`: the store held them already; `skipped`: there are no right outputs.
 
-    `seconds` of wall time; `left`: candidates not reached yet.
+    `seconds` of wall time; `left`: candidates not reached yet; `again`: kernels that wait for another pass; `skips`:
+    what was skipped, and why, once each.
     """
 
     measured: int = 0
@@ -22,6 +23,8 @@ class CollectStats:
     seconds: float = 0.0
     interrupted: bool = False
     failures: tuple[str, ...] = field(default=())
+    skips: tuple[str, ...] = field(default=())
+    again: int = 0
 
     @property
     def done(self) -> int:
@@ -41,8 +44,9 @@ class CollectSettings:
     The kernels of a `batch` are built, then timed one after another; after the next batch they are timed again, then
     1, 2, 4 … batches later, `passes` times at most: until a calm pass has found what was known. A neighbour has part of
     the machine for seconds, or a minute: samples that are that far apart seldom stand in the same disturbance. A record
-    is there from the first pass on, the others make it longer. `again`: so many kernels of those that succeeded are
-    measured a second time, at the end, so that the noise can be known.
+    is there from the first pass on, the others make it longer; what is left of them when a run is cut short is made by
+    the next one. `again`: so many kernels of those that succeeded are measured a second time, at the end, so that the
+    noise can be known.
     """
 
     budget: float | None = None
