@@ -109,7 +109,8 @@ def measure(target: Target, builder: Any, options: argparse.Namespace) -> dict[s
     model = target.model
     cold = weights_are_cold(model.graph, model.hardware)
     errors: dict[str, str] = {}
-    with tempfile.TemporaryDirectory(prefix="autofuse-defaults-") as name, KernelSource([model]) as source:
+    source = KernelSource([model])
+    with tempfile.TemporaryDirectory(prefix="autofuse-defaults-") as name:
         requests = []
         for number, item in enumerate(target.items):
             try:

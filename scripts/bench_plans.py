@@ -61,7 +61,8 @@ def prepare(network: str, folder: Path, threads: int) -> None:
     tensors = graph.tensors
     planned = list(zip(made.plan.groups_of(graph), made.plan.groups, strict=True))
     kernels: dict[str, dict[str, Any]] = {}
-    with KernelSource([analysed]) as source, PoolBuilder(2, timeout=120) as builder:
+    source = KernelSource([analysed])
+    with PoolBuilder(2, timeout=120) as builder:
         requests = []
         for group, choice in planned:
             if choice.family in ("", "view"):

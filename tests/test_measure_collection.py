@@ -169,6 +169,7 @@ class TestCollection:
         assert (stats.done, stats.skipped, stats.left) == (6, 3, 0) and len(seen) == 6
         assert asked.count("a-relu") == asked.count("c-relu") == 1
         assert any("no such operator" in line for line in told)
+        assert stats.skips == ("b+relu: not measured, nothing to compare with: no such operator",)
 
     def test_a_request_that_cannot_be_made_is_a_failure_to_build(self, store: RecordStore) -> None:
         def refuse(i: CollectItem, text: str, library: Path) -> BuildRequest:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from autofuse.graph.keys import canonical_text, workload_key
 from autofuse.graph.model import Access, Graph, Group, MappingType, Operator, Role, Tensor
 from autofuse.graph.reasons import Refusal
 from autofuse.measure.kernels import KernelSource, index_ranges, items_of
+from autofuse.measure.loops import UnscheduledLoops
 from autofuse.schedule.family import Configuration
 from autofuse.search.problem import Choice
 from autofuse.target import Hardware
@@ -111,15 +112,14 @@ class TestItems:
         assert items_of([chain(["a", "b"])], (Picky(),), HARDWARE, "net") == []
 
 
-def test_requests_say_which_parameters_are_the_networks_weights(source: KernelSource, group: Group) -> None:
+def test_requests_say_which_parameters_are_the_networks_weights(source: KernelSource, model: Any, group: Group) -> None:
     (item,) = items_of([group], (FAMILY,), HARDWARE, "net", configs=1)
     assert not any(a.constant for a in source.request(item, "candidate", Path("k.so")).arguments)
     tensors = tuple(replace(t, role=Role.CONSTANT if t.index == 0 else t.role) for t in group.graph.tensors)
     folded = Group.of(replace(group.graph, tensors=tensors), [0])
-    model: Any = SimpleNamespace(**{**vars(source._models[id(group.graph)]), "graph": folded.graph})
+    other = KernelSource([cast(Any, SimpleNamespace(**{**vars(model), "graph": folded.graph}))])
     (item,) = items_of([folded], (FAMILY,), HARDWARE, "net", configs=1)
-    with KernelSource([model]) as other:
-        assert [a.constant for a in other.request(item, "candidate", Path("k.so")).arguments] == [True, False]
+    assert [a.constant for a in other.request(item, "candidate", Path("k.so")).arguments] == [True, False]
 
 
 def test_indices_stay_within_what_they_index() -> None:
@@ -168,15 +168,18 @@ def group() -> Group:
 
 
 @pytest.fixture(scope="module")
-def source(group: Group) -> Iterator[KernelSource]:
-    model: Any = SimpleNamespace(
+def model(group: Group) -> Any:
+    return SimpleNamespace(
         graph=group.graph,
         hardware=HARDWARE,
         target=SimpleNamespace(description={"kind": "llvm"}),
         fuser=SimpleNamespace(fuse=plain),
     )
-    with KernelSource([model], largest=1000.0) as made:
-        yield made
+
+
+@pytest.fixture(scope="module")
+def source(model: Any) -> KernelSource:
+    return KernelSource([model])
 
 
 class TestKernelSource:
@@ -187,17 +190,33 @@ class TestKernelSource:
         assert [a.output for a in made.arguments] == [False, True] and made.arguments[0].shape == (64,)
         assert "T.float32(2" in from_text(made.payload).script() and made.options["s_tir.LoopPartition"]
 
-    def test_right_outputs_come_from_the_unscheduled_loops(self, source: KernelSource, group: Group) -> None:
-        x = np.linspace(-1, 1, 64, dtype=np.float32)
-        outputs = source.reference(Candidate(group, FAMILY, Scale()), [x])
-        assert outputs is not None and len(outputs) == 1 and np.array_equal(outputs[0], x * 2)
-
-    def test_what_cannot_run_is_an_error_of_one_line(self, source: KernelSource, group: Group) -> None:
-        with pytest.raises(RuntimeError, match="does not run") as caught:
-            source.reference(Candidate(group, FAMILY, Scale()), [np.zeros(3, np.float32)])
+    def test_what_numpy_has_no_form_of_has_no_right_outputs(self, source: KernelSource, group: Group) -> None:
+        """However small it is: collection times nothing that it cannot check."""
+        with pytest.raises(RuntimeError, match=r"numpy has no form of \w+ \(double\)") as caught:
+            source.reference(Candidate(group, FAMILY, Scale()), [np.zeros(64, np.float32)])
         assert "\n" not in str(caught.value)
 
-    def test_large_groups_of_unknown_operators_are_not_checked(self, source: KernelSource, group: Group) -> None:
+
+class TestUnscheduledLoops:
+    """What the check of a compile falls back to."""
+
+    @pytest.fixture(scope="class")
+    def loops(self, model: Any) -> Iterator[UnscheduledLoops]:
+        made = UnscheduledLoops(model, largest=1000.0)
+        yield made
+        made.close()
+
+    def test_give_the_outputs(self, loops: UnscheduledLoops, group: Group) -> None:
+        x = np.linspace(-1, 1, 64, dtype=np.float32)
+        outputs = loops.outputs(group, [x])
+        assert outputs is not None and len(outputs) == 1 and np.array_equal(outputs[0], x * 2)
+
+    def test_what_cannot_run_is_an_error_of_one_line(self, loops: UnscheduledLoops, group: Group) -> None:
+        with pytest.raises(RuntimeError, match="does not run") as caught:
+            loops.outputs(group, [np.zeros(3, np.float32)])
+        assert "\n" not in str(caught.value)
+
+    def test_large_groups_are_not_run(self, loops: UnscheduledLoops, group: Group) -> None:
         busy = replace(group.graph.operators[0], work=replace(group.work, fma=10**9))
         large = Group.of(replace(group.graph, operators=(busy,)), [0])
-        assert source.reference(Candidate(large, FAMILY, Scale()), []) is None
+        assert loops.outputs(large, []) is None

@@ -148,7 +148,8 @@ def command(
                 batch=BATCH,
                 passes=PASSES,
             )
-            with KernelSource(analysed) as source, CollectBar(settings.budget, settings.trials, often) as bar:
+            source = KernelSource(analysed)
+            with CollectBar(settings.budget, settings.trials, often) as bar:
                 try:
                     stats = collect(
                         ordered, store, runner, builder, RecordedHardware.of(row), source.request, source.reference,

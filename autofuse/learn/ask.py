@@ -173,9 +173,9 @@ def measure_doubtful(
     settings = CollectSettings(budget=max(0.0, seconds - (time.monotonic() - start)), batch=_BATCH)
     hardware = RecordedHardware.of(hardware_row(analysed.target))
     tell(f"measuring {len(items)} kernels")
+    source = KernelSource([analysed])
     with (
         open_store(db) as store,
-        KernelSource([analysed]) as source,
         PoolBuilder(2) as builder,
         LocalRunner(analysed.target.threads) as runner,
     ):

@@ -7,11 +7,9 @@ compiling and running happen in children.
 from __future__ import annotations
 
 import random
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,12 +18,9 @@ from numpy.typing import NDArray
 from autofuse.cost.model import Candidate, CostModel
 from autofuse.graph.keys import canonical_text, workload_key
 from autofuse.graph.model import Group, Role
-from autofuse.measure.builder import COMPILER, SETUP, BuildRequest, module_request
-from autofuse.measure.jobs import MeasureJob
-from autofuse.measure.local import thread_environment
+from autofuse.measure.builder import BuildRequest, module_request
 from autofuse.measure.oracle import NotEvaluated, evaluate
 from autofuse.measure.order import CollectItem
-from autofuse.measure.process import ChildProcess, Outcome
 from autofuse.schedule.family import Configuration, ScheduleFamily, beside
 from autofuse.target import Hardware
 
@@ -109,19 +104,10 @@ def _least_sure(spaces: Sequence[_Space], count: int, costs: CostModel | None) -
 
 
 class KernelSource:
-    """Build requests, and right outputs, for candidates of the given models. Close it after use.
+    """Build requests, and right outputs by numpy (`oracle.py`), for candidates of the given models."""
 
-    Right outputs come from numpy (`oracle.py`). Groups with an operator that it does not know have their unscheduled
-    loops compiled and run in a child process; those of more than `largest` scalar operations, where that takes too
-    long, are not checked.
-    """
-
-    def __init__(self, models: Iterable[Analysed], largest: float = 5e8, timeout: float = 60.0) -> None:
+    def __init__(self, models: Iterable[Analysed]) -> None:
         self._models = {id(model.graph): model for model in models}
-        self._largest = largest
-        self._timeout = timeout
-        self._compiler = ChildProcess(COMPILER, SETUP)
-        self._worker = ChildProcess("autofuse.measure.worker:evaluator", environment=thread_environment(1))
 
     def request(self, item: CollectItem, text: str, library: Path) -> BuildRequest:
         """The request to build an item's kernel. Raises what the schedule family or TVM raised."""
@@ -131,65 +117,40 @@ class KernelSource:
             model.fuser.fuse(candidate.group), candidate.group, candidate.config, model.hardware
         )
         forms = candidate.family.prepared(candidate.group, candidate.config)
-        return self._request(model, candidate.group, func, item.key, text, library, forms)
+        return kernel_request(model, candidate.group, func, item.key, text, library, forms)
 
-    def reference(self, candidate: Candidate, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]] | None:
-        """The right outputs for `inputs` (as the kernel stores them), None if the group is too large to check.
+    def reference(self, candidate: Candidate, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        """The right outputs for `inputs` (as the kernel stores them).
 
-        Raises RuntimeError, one line, if they cannot be computed.
+        RuntimeError, one line, where numpy has no form of an operator: there is nothing else to check with.
         """
-        group = candidate.group
         try:
-            return evaluate(group, inputs)
-        except NotEvaluated:
-            if group.work.flops > self._largest:
-                return None
-        model = self._models[id(group.graph)]
-        with tempfile.TemporaryDirectory(prefix="autofuse-") as name:
-            folder = Path(name)
-            request = self._request(model, group, model.fuser.fuse(group), "", "", folder / "plain.so")
-            _need(self._compiler.request(asdict(request), self._timeout), "compile")
-            given = folder / "inputs.npz"
-            np.savez(given, *inputs)
-            job = MeasureJob("", "", request.library, request.function, request.arguments, str(given))
-            asked = {**job.to_dict(), "outputs": str(folder / "outputs.npz")}
-            _need(self._worker.request(asked, self._timeout), "run")
-            with np.load(asked["outputs"], allow_pickle=False) as file:
-                return [file[f"arr_{i}"] for i in range(len(group.outputs))]
+            return evaluate(candidate.group, inputs)
+        except NotEvaluated as error:
+            raise RuntimeError(f"numpy has no form of {error}") from error
 
-    def _request(
-        self, model: Analysed, group: Group, func: Any, key: str, text: str, library: Path,
-        forms: Mapping[int, str] | None = None,
-    ) -> BuildRequest:  # fmt: skip
-        import tvm
 
-        from autofuse.codegen.build import PASS_CONFIG
+def kernel_request(
+    model: Analysed, group: Group, func: Any, key: str, text: str, library: Path,
+    forms: Mapping[int, str] | None = None,
+) -> BuildRequest:  # fmt: skip
+    """The request to build a group's function, scheduled or not; `forms`: what `ScheduleFamily.prepared` names."""
+    import tvm
 
-        return module_request(
-            tvm.IRModule({"kernel": func}),
-            key,
-            text,
-            str(library),
-            model.target.description,
-            len(group.outputs),
-            PASS_CONFIG,
-            index_ranges(group),
-            prepared_shapes(group, forms or {}),
-            constant_positions(group),
-        )
+    from autofuse.codegen.build import PASS_CONFIG
 
-    def close(self) -> None:
-        """End the child processes."""
-        self._compiler.close()
-        self._worker.close()
-
-    def __enter__(self) -> KernelSource:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    return module_request(
+        tvm.IRModule({"kernel": func}),
+        key,
+        text,
+        str(library),
+        model.target.description,
+        len(group.outputs),
+        PASS_CONFIG,
+        index_ranges(group),
+        prepared_shapes(group, forms or {}),
+        constant_positions(group),
+    )
 
 
 def index_ranges(group: Group) -> Mapping[int, tuple[float, float]]:
@@ -225,8 +186,3 @@ def prepared_shapes(group: Group, forms: Mapping[int, str]) -> dict[int, tuple[s
 def constant_positions(group: Group) -> list[int]:
     """The parameters that are the network's weights."""
     return [i for i, t in enumerate(group.inputs) if group.graph.tensors[t].role is Role.CONSTANT]
-
-
-def _need(outcome: Outcome, what: str) -> None:
-    if outcome.status != "ok":
-        raise RuntimeError(f"the unscheduled group does not {what}: {outcome.message}")
