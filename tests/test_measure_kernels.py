@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -19,7 +19,6 @@ from autofuse.graph.keys import canonical_text, workload_key
 from autofuse.graph.model import Access, Graph, Group, MappingType, Operator, Role, Tensor
 from autofuse.graph.reasons import Refusal
 from autofuse.measure.kernels import KernelSource, index_ranges, items_of
-from autofuse.measure.loops import UnscheduledLoops
 from autofuse.schedule.family import Configuration
 from autofuse.search.problem import Choice
 from autofuse.target import Hardware
@@ -112,12 +111,12 @@ class TestItems:
         assert items_of([chain(["a", "b"])], (Picky(),), HARDWARE, "net") == []
 
 
-def test_requests_say_which_parameters_are_the_networks_weights(source: KernelSource, model: Any, group: Group) -> None:
+def test_requests_say_which_parameters_are_the_networks_weights(source: KernelSource, group: Group) -> None:
     (item,) = items_of([group], (FAMILY,), HARDWARE, "net", configs=1)
     assert not any(a.constant for a in source.request(item, "candidate", Path("k.so")).arguments)
     tensors = tuple(replace(t, role=Role.CONSTANT if t.index == 0 else t.role) for t in group.graph.tensors)
     folded = Group.of(replace(group.graph, tensors=tensors), [0])
-    other = KernelSource([cast(Any, SimpleNamespace(**{**vars(model), "graph": folded.graph}))])
+    other = KernelSource([model_of(folded.graph)])
     (item,) = items_of([folded], (FAMILY,), HARDWARE, "net", configs=1)
     assert [a.constant for a in other.request(item, "candidate", Path("k.so")).arguments] == [True, False]
 
@@ -150,8 +149,17 @@ def test_bytes_take_all_their_values_unless_they_may_be_indices() -> None:
     assert index_ranges(Group.of(replace(graph, operators=(take,)), [0])) == {0: (0.0, 1.0), 1: (0.0, 8.0)}
 
 
-def plain(group: Group) -> Any:
-    """What fusing the group gives: out = x * 2 over 64 floats, as plain loops."""
+def definition(group: Group) -> Any:
+    """What fusing the group gives: out = x * 2 over 64 floats, as a block."""
+    from tvm import te
+
+    x = te.placeholder((64,), name="x")
+    out = te.compute((64,), lambda i: x[i] * 2.0, name="out")
+    return te.create_prim_func([x, out]).with_attr("global_symbol", "fused")
+
+
+def loops(group: Group) -> Any:
+    """The same as a loop without a block."""
     from tvm.script import tirx as T
 
     @T.prim_func
@@ -167,19 +175,15 @@ def group() -> Group:
     return chain(["double"])
 
 
-@pytest.fixture(scope="module")
-def model(group: Group) -> Any:
-    return SimpleNamespace(
-        graph=group.graph,
-        hardware=HARDWARE,
-        target=SimpleNamespace(description={"kind": "llvm"}),
-        fuser=SimpleNamespace(fuse=plain),
-    )
+def model_of(graph: Graph, fuse: Any = definition) -> Any:
+    """As much of an analysed model as is asked for."""
+    target = SimpleNamespace(description={"kind": "llvm"})
+    return SimpleNamespace(graph=graph, hardware=HARDWARE, target=target, fuser=SimpleNamespace(fuse=fuse))
 
 
 @pytest.fixture(scope="module")
-def source(model: Any) -> KernelSource:
-    return KernelSource([model])
+def source(group: Group) -> KernelSource:
+    return KernelSource([model_of(group.graph)])
 
 
 class TestKernelSource:
@@ -190,33 +194,23 @@ class TestKernelSource:
         assert [a.output for a in made.arguments] == [False, True] and made.arguments[0].shape == (64,)
         assert "T.float32(2" in from_text(made.payload).script() and made.options["s_tir.LoopPartition"]
 
-    def test_what_numpy_has_no_form_of_has_no_right_outputs(self, source: KernelSource, group: Group) -> None:
+    def test_right_outputs_of_operators_without_a_form_come_from_their_definition(
+        self, source: KernelSource, group: Group
+    ) -> None:
+        x = np.linspace(-1, 1, 64, dtype=np.float32)
+        outputs = source.reference(Candidate(group, FAMILY, Scale()), [x])
+        assert len(outputs) == 1 and outputs[0].dtype == np.float32 and np.array_equal(outputs[0], x * 2)
+
+    def test_what_numpy_cannot_compute_has_no_right_outputs(self, group: Group) -> None:
         """However small it is: collection times nothing that it cannot check."""
-        with pytest.raises(RuntimeError, match=r"numpy has no form of \w+ \(double\)") as caught:
+        source = KernelSource([model_of(group.graph, loops)])
+        with pytest.raises(RuntimeError, match=r"numpy does not compute \w+ \(double\): its statements") as caught:
             source.reference(Candidate(group, FAMILY, Scale()), [np.zeros(64, np.float32)])
         assert "\n" not in str(caught.value)
 
-
-class TestUnscheduledLoops:
-    """What the check of a compile falls back to."""
-
-    @pytest.fixture(scope="class")
-    def loops(self, model: Any) -> Iterator[UnscheduledLoops]:
-        made = UnscheduledLoops(model, largest=1000.0)
-        yield made
-        made.close()
-
-    def test_give_the_outputs(self, loops: UnscheduledLoops, group: Group) -> None:
-        x = np.linspace(-1, 1, 64, dtype=np.float32)
-        outputs = loops.outputs(group, [x])
-        assert outputs is not None and len(outputs) == 1 and np.array_equal(outputs[0], x * 2)
-
-    def test_what_cannot_run_is_an_error_of_one_line(self, loops: UnscheduledLoops, group: Group) -> None:
-        with pytest.raises(RuntimeError, match="does not run") as caught:
-            loops.outputs(group, [np.zeros(3, np.float32)])
-        assert "\n" not in str(caught.value)
-
-    def test_large_groups_are_not_run(self, loops: UnscheduledLoops, group: Group) -> None:
-        busy = replace(group.graph.operators[0], work=replace(group.work, fma=10**9))
-        large = Group.of(replace(group.graph, operators=(busy,)), [0])
-        assert loops.outputs(large, []) is None
+    def test_what_is_too_much_for_numpy_has_none_either(
+        self, source: KernelSource, group: Group, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("autofuse.measure.oracle_definitions.MOST", 63)
+        with pytest.raises(RuntimeError, match="64 points of its definition are too many"):
+            source.reference(Candidate(group, FAMILY, Scale()), [np.zeros(64, np.float32)])

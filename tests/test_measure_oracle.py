@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,24 +16,27 @@ from random_networks import small_networks
 
 from autofuse.compiler import Analysed
 from autofuse.graph.model import Group
-from autofuse.measure.oracle import NotEvaluated, evaluate
+from autofuse.measure.kernels import by_definition
+from autofuse.measure.oracle import _KINDS, Definition, NotEvaluated, evaluate
 
 
-def whole(analysed: Analysed, arrays: list[np.ndarray]) -> list[np.ndarray]:
+def whole(analysed: Analysed, arrays: list[np.ndarray], define: Definition | None = None) -> list[np.ndarray]:
     """The model's outputs: all of its operators as one group."""
     graph = analysed.graph
     group = Group.of(graph, range(len(graph.operators)), graph.outputs)
     given_ = dict(zip(graph.inputs, arrays, strict=True))
     values = [given_[t] if t in given_ else analysed.constants[t].numpy() for t in group.inputs]
-    found = dict(zip(group.outputs, evaluate(group, values), strict=True))
+    found = dict(zip(group.outputs, evaluate(group, values, define), strict=True))
     return [found[t] for t in graph.outputs]
 
 
-def same_as_onnxruntime(source: Any, arrays: list[np.ndarray] | None = None) -> None:
+def same_as_onnxruntime(source: Any, arrays: list[np.ndarray] | None = None, defined: bool = False) -> None:
+    """`defined`: operators that numpy has no form of are computed by their definitions."""
     analysed = analysed_model(source)
     given_ = random_inputs(analysed.prepared) if arrays is None else arrays
     expected = run_onnxruntime(source, analysed.prepared, given_)
-    for ours, theirs in zip(whole(analysed, given_), expected, strict=True):
+    define = partial(by_definition, analysed) if defined else None
+    for ours, theirs in zip(whole(analysed, given_, define), expected, strict=True):
         assert ours.shape == theirs.shape
         assert np.abs(ours - theirs).max() <= 2e-5 * max(1.0, float(np.abs(theirs).max()))
 
@@ -235,6 +240,94 @@ def test_scales_of_each_channel_are_not_known() -> None:
     )
     with pytest.raises(NotEvaluated, match="a scale for each channel"):
         same_as_onnxruntime(source)
+
+
+# ---- operators by their definitions
+
+
+def operators_of(source: Any) -> Iterator[tuple[Analysed, Group, list[np.ndarray]]]:
+    """Each of a model's operators alone, and random inputs as stored."""
+    analysed = analysed_model(source)
+    rng = np.random.default_rng(0)
+    for op in analysed.graph.operators:
+        if not op.fusable:
+            continue
+        group = Group.of(analysed.graph, [op.index])
+        tensors = [analysed.graph.tensors[t] for t in group.inputs]
+        yield analysed, group, [
+            rng.standard_normal(t.shape).astype("float32") if t.dtype == "float32"
+            else rng.integers(0, 2, t.shape).astype(t.dtype)
+            for t in tensors
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("source", [pyramid(), attention(5, 2, 9)], ids=["pyramid", "attention"])
+def test_definitions_give_what_the_forms_give(source: Any) -> None:
+    """Two ways to the right outputs that have nothing in common, padding channels too."""
+    compared = set()
+    for analysed, group, inputs in operators_of(source):
+        (op,) = group.operators
+        (expected,) = evaluate(group, inputs)
+        ours = by_definition(analysed, op, dict(zip(group.inputs, inputs, strict=True)))
+        assert ours.shape == expected.shape and ours.dtype == expected.dtype, op.kind
+        assert np.abs(ours - expected).max() <= 2e-5 * max(1.0, float(np.abs(expected).max())), op.kind
+        compared.add(op.kind)
+    assert len(compared) >= 8
+
+
+def test_operators_that_numpy_has_no_form_of() -> None:
+    """Reductions, functions, comparisons, movement; some behind a convolution, in blocks."""
+    source = model(
+        [
+            node("Conv", ["x", "w"], ["a"], pads=[1, 1, 1, 1]),
+            node("Resize", ["a", "", "", "sizes"], ["b"], mode="cubic", coordinate_transformation_mode="half_pixel"),
+            node("Pad", ["b", "pads"], ["c"], mode="reflect"),
+            node("Tile", ["c", "times"], ["d"]),
+            node("PRelu", ["d", "slope"], ["e"]),
+            node("Selu", ["e"], ["f"]),
+            node("ReduceProd", ["f", "last"], ["p"], keepdims=1),
+            node("ReduceLogSumExp", ["f", "last"], ["l"], keepdims=1),
+            node("LogSoftmax", ["f"], ["s"], axis=-1),
+            node("Asinh", ["s"], ["t"]),
+            node("Less", ["t", "p"], ["lt"]),
+            node("Not", ["lt"], ["nl"]),
+            node("Where", ["nl", "t", "l"], ["y"]),
+            node("GatherElements", ["y", "where"], ["z"], axis=1),
+            node("Trilu", ["y"], ["u"], upper=1),
+        ],
+        {"x": [1, 5, 4, 4]},
+        ["y", "z", "u"],
+        {
+            "w": weights(10, 5, 3, 3),
+            "sizes": np.array([1, 10, 7, 6]),
+            "pads": np.array([0, 0, 1, 2, 0, 0, 2, 1]),
+            "times": np.array([1, 1, 2, 1]),
+            "slope": np.float32([[[0.3]]] * 10),
+            "last": np.array([3]),
+            "where": np.random.default_rng(0).integers(0, 10, (1, 3, 20, 9)),
+        },
+    )
+    kinds = {op.kind for op in analysed_model(source).graph.operators if op.fusable}
+    assert len(kinds - set(_KINDS)) >= 5, kinds
+    same_as_onnxruntime(source, defined=True)
+
+
+def test_large_definitions_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = model([node("ReduceProd", ["x", "axes"], ["y"], keepdims=0)], {"x": [3, 7, 5]}, ["y"], {"axes": [2]})
+    monkeypatch.setattr("autofuse.measure.oracle_definitions.AT_ONCE", 40)  # two of the seven rows
+    same_as_onnxruntime(source, defined=True)
+    monkeypatch.setattr("autofuse.measure.oracle_definitions.AT_ONCE", 14)
+    with pytest.raises(NotEvaluated, match="105 points of its definition are too many"):
+        same_as_onnxruntime(source, defined=True)
+
+
+def test_what_a_definition_reads_outside_does_not_count() -> None:
+    """Padding reads its operand under a condition."""
+    source = model(
+        [node("Pad", ["x", "pads", "value"], ["y"])], {"x": [2, 3, 4]}, ["y"],
+        {"pads": np.array([0, 1, 0, 2, 0, 3]), "value": np.float32(0.5)},
+    )  # fmt: skip
+    same_as_onnxruntime(source, defined=True)
 
 
 def test_unknown_operators_are_named() -> None:

@@ -141,7 +141,7 @@ def _fold(expr: Expr) -> Expr | None:
     a, b = _constant(expr[1]), _constant(expr[2])
     if a is None or b is None or (expr[0] in ("floordiv", "floormod") and b == 0):
         return None
-    value: int = int(_NUMERIC[expr[0]](a, b))
+    value: int = int(NUMERIC[expr[0]](a, b))
     return ("c", value, expr[1][2])
 
 
@@ -222,7 +222,8 @@ _RULES: dict[str, Callable[[Expr, Mapping[int, int]], Expr]] = {
     "min": _extremum, "max": _extremum,
 }  # fmt: skip
 
-_NUMERIC: dict[str, Callable[..., Any]] = {
+#: Operation → what it does to numbers and to arrays of them; functions of real numbers are not among them.
+NUMERIC: dict[str, Callable[..., Any]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "floordiv": np.floor_divide, "floormod": np.mod,
     "min": np.minimum, "max": np.maximum, "lt": np.less, "le": np.less_equal, "gt": np.greater,
     "ge": np.greater_equal, "eq": np.equal, "ne": np.not_equal, "and": np.logical_and, "or": np.logical_or,
@@ -253,7 +254,7 @@ def evaluate(expr: Expr, values: Mapping[int, Any]) -> Any:
         return expr[1] if isinstance(expr[1], int) else _numpy_type(expr[2])(expr[1])
     if tag == "cast":
         return np.asarray(evaluate(expr[2], values)).astype(_numpy_type(expr[1]))
-    function = _NUMERIC.get(tag)
+    function = NUMERIC.get(tag)
     if function is None:
         raise NotNumeric(f"the operation {tag!r} in an index")
     return function(*(evaluate(e, values) for e in expr[1:]))

@@ -41,8 +41,7 @@ class WrongKernelError(AutofuseError):
 class KernelCheck:
     """Checks kernels of one model; those that it has found right are not looked at again. Close it after use.
 
-    right, wrong, unchecked: names of kernels so far. The unchecked ones are too large for unscheduled loops to say what
-    is right, where numpy does not know an operator.
+    right, wrong, unchecked: names of kernels so far. The unchecked ones have an operator that is too much for numpy.
     """
 
     def __init__(self, model: Analysed) -> None:
@@ -85,10 +84,10 @@ class KernelCheck:
             constant_positions(group),
         )
         seed = 1
-        expected = self._source.reference(
-            Candidate(group, assignment.family, assignment.config), fill_inputs(specs, seed)
-        )
-        if expected is None:
+        candidate = Candidate(group, assignment.family, assignment.config)
+        try:
+            expected = self._source.reference(candidate, fill_inputs(specs, seed))
+        except RuntimeError:
             self.unchecked.append(kernel.name)
             return ""
         file = library.with_name("expected.npz")
@@ -154,7 +153,6 @@ class KernelCheck:
 
     def close(self) -> None:
         """End the child processes."""
-        self._source.close()
         self._worker.close()
 
     def __enter__(self) -> KernelCheck:

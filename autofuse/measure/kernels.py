@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from autofuse.cost.model import Candidate, CostModel
 from autofuse.graph.keys import canonical_text, workload_key
-from autofuse.graph.model import Group, Role
+from autofuse.graph.model import Group, Operator, Role
 from autofuse.measure.builder import BuildRequest, module_request
 from autofuse.measure.oracle import NotEvaluated, evaluate
 from autofuse.measure.order import CollectItem
@@ -104,53 +105,60 @@ def _least_sure(spaces: Sequence[_Space], count: int, costs: CostModel | None) -
 
 
 class KernelSource:
-    """Build requests, and right outputs by numpy (`oracle.py`), for candidates of the given models."""
+    """Build requests, and right outputs by numpy, for candidates of the given models.
+
+    Operators that numpy has a form of (`oracle.py`) are computed by it, others by their definitions, with numpy too
+    (`oracle_definitions.py`).
+    """
 
     def __init__(self, models: Iterable[Analysed]) -> None:
         self._models = {id(model.graph): model for model in models}
 
     def request(self, item: CollectItem, text: str, library: Path) -> BuildRequest:
         """The request to build an item's kernel. Raises what the schedule family or TVM raised."""
-        candidate = item.candidate
-        model = self._models[id(candidate.group.graph)]
-        func = candidate.family.apply(
-            model.fuser.fuse(candidate.group), candidate.group, candidate.config, model.hardware
+        import tvm
+
+        from autofuse.codegen.build import PASS_CONFIG
+
+        candidate, group = item.candidate, item.candidate.group
+        model = self._models[id(group.graph)]
+        func = candidate.family.apply(model.fuser.fuse(group), group, candidate.config, model.hardware)
+        return module_request(
+            tvm.IRModule({"kernel": func}),
+            item.key,
+            text,
+            str(library),
+            model.target.description,
+            len(group.outputs),
+            PASS_CONFIG,
+            index_ranges(group),
+            prepared_shapes(group, candidate.family.prepared(group, candidate.config)),
+            constant_positions(group),
         )
-        forms = candidate.family.prepared(candidate.group, candidate.config)
-        return kernel_request(model, candidate.group, func, item.key, text, library, forms)
 
     def reference(self, candidate: Candidate, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         """The right outputs for `inputs` (as the kernel stores them).
 
-        RuntimeError, one line, where numpy has no form of an operator: there is nothing else to check with.
+        RuntimeError, one line, where an operator is too much for numpy: there is nothing else to check with.
         """
+        model = self._models[id(candidate.group.graph)]
         try:
-            return evaluate(candidate.group, inputs)
+            return evaluate(candidate.group, inputs, partial(by_definition, model))
         except NotEvaluated as error:
-            raise RuntimeError(f"numpy has no form of {error}") from error
+            raise RuntimeError(f"numpy does not compute {error}") from error
 
 
-def kernel_request(
-    model: Analysed, group: Group, func: Any, key: str, text: str, library: Path,
-    forms: Mapping[int, str] | None = None,
-) -> BuildRequest:  # fmt: skip
-    """The request to build a group's function, scheduled or not; `forms`: what `ScheduleFamily.prepared` names."""
-    import tvm
+def by_definition(model: Analysed, op: Operator, operands: Mapping[int, NDArray[Any]]) -> NDArray[Any]:
+    """An operator's result, as stored, from its unscheduled function. Raises NotEvaluated, naming the operator."""
+    from autofuse.graph.tir import NotAProgram, read_program
+    from autofuse.measure.oracle_definitions import run_program
 
-    from autofuse.codegen.build import PASS_CONFIG
-
-    return module_request(
-        tvm.IRModule({"kernel": func}),
-        key,
-        text,
-        str(library),
-        model.target.description,
-        len(group.outputs),
-        PASS_CONFIG,
-        index_ranges(group),
-        prepared_shapes(group, forms or {}),
-        constant_positions(group),
-    )
+    alone = Group.of(model.graph, [op.index])
+    try:
+        (result,) = run_program(read_program(model.fuser.fuse(alone)), [operands[t] for t in alone.inputs])
+    except (NotAProgram, NotEvaluated) as error:
+        raise NotEvaluated(f"{op.name} ({op.kind}): {error}") from error
+    return result
 
 
 def index_ranges(group: Group) -> Mapping[int, tuple[float, float]]:

@@ -26,27 +26,45 @@ from autofuse.measure.oracle_windows import (
     space_to_batch,
 )
 
-__all__ = ["NotEvaluated", "evaluate"]
+__all__ = ["Definition", "NotEvaluated", "evaluate"]
+
+# The result of an operator, as stored, from its operands as stored, by tensor. Raises NotEvaluated.
+Definition = Callable[[Operator, Mapping[int, Array]], Array]
 
 
-def evaluate(group: Group, inputs: Sequence[Array]) -> list[Array]:
-    """The group's outputs for `inputs` (in the order of `group.inputs`). Raises NotEvaluated, naming the operator."""
+def evaluate(group: Group, inputs: Sequence[Array], define: Definition | None = None) -> list[Array]:
+    """The group's outputs for `inputs` (in the order of `group.inputs`).
+
+    `define` gives the result of an operator that has no form here. Raises NotEvaluated, naming the operator.
+    """
     tensors = group.graph.tensors
     for op in group.operators:
-        if len(op.outputs) != 1 or op.kind not in _KINDS:
+        if len(op.outputs) != 1 or (op.kind not in _KINDS and define is None):
             raise NotEvaluated(f"{op.name} ({op.kind})")
     values = {t: _unpack(array, tensors[t]) for t, array in zip(group.inputs, inputs, strict=True)}
     for op in group.operators:
-        out = tensors[op.outputs[0]]
-        operands = _operands(op, [values[t] for t in op.inputs])
-        if op.kind not in _BY_CHANNEL:
-            operands = [_crop(a, tensors[t]) for a, t in zip(operands, op.inputs, strict=False)] + operands[
-                len(op.inputs) :
-            ]
-        with np.errstate(all="ignore"):
-            result = _KINDS[op.kind](op, operands)
-        values[op.outputs[0]] = _fit(np.asarray(result), out, op)
+        try:
+            result = _known(op, values, tensors)
+        except NotEvaluated:
+            if define is None:
+                raise
+            stored = define(op, {t: _pack(values[t], tensors[t]) for t in op.inputs})
+            result = _unpack(stored, tensors[op.outputs[0]])
+        values[op.outputs[0]] = result
     return [_pack(values[t], tensors[t]) for t in group.outputs]
+
+
+def _known(op: Operator, values: Mapping[int, Array], tensors: Sequence[Tensor]) -> Array:
+    """The result of an operator that has a form here."""
+    if op.kind not in _KINDS:
+        raise NotEvaluated(f"{op.name} ({op.kind})")
+    operands = _operands(op, [values[t] for t in op.inputs])
+    if op.kind not in _BY_CHANNEL:
+        cropped = [_crop(a, tensors[t]) for a, t in zip(operands, op.inputs, strict=False)]
+        operands = cropped + operands[len(op.inputs) :]
+    with np.errstate(all="ignore"):
+        result = _KINDS[op.kind](op, operands)
+    return _fit(np.asarray(result), tensors[op.outputs[0]], op)
 
 
 def _unpack(array: Array, tensor: Tensor) -> Array:

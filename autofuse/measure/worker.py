@@ -54,29 +54,6 @@ def answer_of(hot: Samples, cold: Samples | None) -> dict[str, Any]:
     return answer
 
 
-def evaluator() -> Handler:
-    """The handler of jobs that are run once, not timed: inputs from the file `expected`, outputs to `outputs`."""
-
-    def handle(request: dict[str, Any]) -> dict[str, Any]:
-        target = request.pop("outputs")
-        job = MeasureJob.from_dict(request)
-        assert job.expected is not None
-        kernel = tvm.runtime.load_module(job.library)[job.function]
-        with np.load(job.expected, allow_pickle=False) as file:
-            inputs = iter([file[name] for name in file.files])
-        arrays = [poison(a.shape, a.dtype) if a.output else next(inputs) for a in job.arguments]
-        for number, (array, spec) in enumerate(zip(arrays, job.arguments, strict=True)):
-            if array.shape != tuple(spec.shape) or str(array.dtype) != spec.dtype:  # a kernel does not look at them
-                given, wanted = f"{array.dtype}{list(array.shape)}", f"{spec.dtype}{list(spec.shape)}"
-                raise ValueError(f"argument {number} is {given}, the kernel takes {wanted}")
-        tensors = [tvm.runtime.tensor(array) for array in arrays]
-        kernel(*tensors)
-        np.savez(target, *[t.numpy() for t, a in zip(tensors, job.arguments, strict=True) if a.output])
-        return {}
-
-    return handle
-
-
 def checker() -> Handler:
     """The handler of jobs that are run once, not timed: what is wrong with the outputs, "" if nothing.
 
