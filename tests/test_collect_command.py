@@ -64,6 +64,23 @@ def test_the_most_useful_of_a_model_and_some_of_them_twice(network: str, tmp_pat
         assert store.evaluation_only
 
 
+def test_what_is_left_out_tells_which_models_contain_what_is_measured(
+    network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from autofuse.measure import collect as real
+
+    seen: list[tuple[int, int]] = []
+
+    def looked_at(items: Any, *given: Any) -> Any:
+        seen.append((len({i.key for i in items}), len({i.key for i in given[-1]})))
+        return real(items, *given)
+
+    monkeypatch.setattr("autofuse.measure.collect", looked_at, raising=False)
+    collect(network, "--db", tmp_path / "r.db", "--per-model", 1, "--configs", 1)
+    ((chosen, found),) = seen
+    assert chosen < found
+
+
 def test_a_store_that_is_learned_from_is_not_turned_into_one_for_evaluation(network: str, tmp_path: Path) -> None:
     db = tmp_path / "r.db"
     collect(network, "--db", db, "--trials", 1)

@@ -65,6 +65,15 @@ class TestCollection:
         replayed(store, [item(group, model="three")])
         assert store.models("a-relu") == ("one", "three", "two")
 
+    def test_the_models_of_a_workload_are_all_that_contain_it_chosen_there_or_not(self, store: RecordStore) -> None:
+        replayed(store, [item(chain(["b", "relu"]), model="before")])
+        chosen = [item(chain(["a", "relu"]), model="one")]
+        found = [*chosen, *(item(chain([k, "relu"]), model="two") for k in "abc")]
+        collect(chosen, store, ReplayRunner(results(ITEMS)), ReplayBuilder(), HERE, ask, found=found)
+        assert {w.key: store.models(w.key) for w in store.workloads()} == {
+            "a-relu": ("one", "two"), "b-relu": ("before", "two"),  # nothing is known of c
+        }  # fmt: skip
+
     def test_a_budget_ends_the_run_but_never_without_progress(self, store: RecordStore) -> None:
         assert replayed(store, budget=0.0).left == 9
 

@@ -106,7 +106,7 @@ def command(
     if not Path(db).exists():
         check_writable(db, RecordError)
 
-    def candidates(place: _Place) -> tuple[list[Analysed], list[CollectItem]]:
+    def candidates(place: _Place) -> tuple[list[Analysed], list[CollectItem], list[CollectItem]]:
         wanted = _Wanted(
             tuple(names), threads, batch, given, configs, explore, per_model, cost_model, predictor, db,
             often is not None,
@@ -138,7 +138,7 @@ def command(
         done: list[tuple[str, Any]] = []
         failed: list[MeasureError] = []
         for place in places:
-            analysed, ordered = first if place is places[0] else candidates(place)
+            analysed, ordered, found = first if place is places[0] else candidates(place)
             row, runner = place.row(analysed[0].target), place.runner(analysed[0].target)
             so_far = sum(s.done + s.skipped for _, s in done)
             settings = CollectSettings(
@@ -153,7 +153,7 @@ def command(
                 try:
                     stats = collect(
                         ordered, store, runner, builder, RecordedHardware.of(row), source.request, source.reference,
-                        settings, bar.update,
+                        settings, bar.update, found,
                     )  # fmt: skip
                 except MeasureError as error:
                     failed.append(error)
@@ -228,8 +228,10 @@ class _Wanted:
     lines: bool
 
 
-def _candidates(wanted: _Wanted, place: _Place, dry_run: bool) -> tuple[list[Analysed], list[CollectItem]]:
-    """The models as analysed for a place's target, and what to measure of them, in order.
+def _candidates(
+    wanted: _Wanted, place: _Place, dry_run: bool
+) -> tuple[list[Analysed], list[CollectItem], list[CollectItem]]:
+    """The models as analysed for a place's target, what to measure of them, in order, and all that this is chosen from.
 
     The plans that are best at present come from what is known: records of this hardware, else the predictor, else the
     analytical model; or, if that is asked for, the analytical model whatever predictor is there.
@@ -246,6 +248,7 @@ def _candidates(wanted: _Wanted, place: _Place, dry_run: bool) -> tuple[list[Ana
 
     analysed: list[Analysed] = []
     items: list[CollectItem] = []
+    every: list[CollectItem] = []
     hot: CostModel | None = None
     with status("collecting", wanted.lines) as tell, ExitStack() as stack:
         known = stack.enter_context(open_store(wanted.db, readonly=dry_run)) if Path(wanted.db).exists() else None
@@ -267,12 +270,13 @@ def _candidates(wanted: _Wanted, place: _Place, dry_run: bool) -> tuple[list[Ana
                 groups, kinds, model.hardware, model.graph.name, wanted.configs, plans, wanted.explore, costs
             )
             hot = hot or _hot_costs(model.hardware, wanted)
+            every += found
             if wanted.per_model is not None:
                 found = most_useful(found, hot, wanted.per_model, partial(_recorded, known, digest))
             items += found
             analysed.append(model)
         tell("ordering")
-        return analysed, in_order(items, hot) if hot else []
+        return analysed, in_order(items, hot) if hot else [], every
 
 
 def _recorded(store: RecordStore | None, hardware: str, identities: Sequence[Identity]) -> list[bool]:

@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from itertools import count, takewhile
+from itertools import chain, count, takewhile
 from pathlib import Path
 from types import FrameType
 
@@ -69,9 +69,11 @@ def collect(
     reference: Reference | None = None,
     settings: CollectSettings | None = None,
     progress: Callable[[CollectStats, str], None] | None = None,
+    found: Iterable[CollectItem] = (),
 ) -> CollectStats:
     """Measure `items` in the order given (see `order.in_order`) and keep a record of each, failures too.
 
+    `found` are those that they were chosen from: a workload's models are all that contain it, chosen there or not.
     `reference` gives right outputs to check with; what it has none for is skipped, and nothing is checked without it.
     `progress` is told the counts and what was just done, after every candidate. The first interrupt (Ctrl-C) ends the
     run after the kernel being measured, with everything kept; the second raises KeyboardInterrupt.
@@ -81,7 +83,7 @@ def collect(
             store, runner, builder, hardware, request, reference, settings or CollectSettings(), progress, Path(name)
         )
         with _interrupts(run):
-            return run.go(items)
+            return run.go(items, found)
 
 
 @contextmanager
@@ -148,10 +150,12 @@ class _Collection:
         # Names are never used twice: the loader takes a name that it knows for the library that it has already.
         self.numbers = count()
 
-    def go(self, items: Iterable[CollectItem]) -> CollectStats:
+    def go(self, items: Iterable[CollectItem], found: Iterable[CollectItem]) -> CollectStats:
         """Work through the items."""
         self.store.add_hardware(self.hardware)
         self.store.refresh_baseline(self.hardware.digest)  # an earlier run may have been killed before it did
+        items = list(items)
+        self.add_workloads(items, found)
         chosen, pending = self.missing(items)
         try:
             self.work(pending)
@@ -189,21 +193,23 @@ class _Collection:
         s = self.settings
         return self.stop or (s.budget is not None and self.elapsed() >= s.budget)
 
-    def missing(self, items: Iterable[CollectItem]) -> tuple[dict[Identity, CollectItem], list[_Pending]]:
-        """The items by identity, and those that the store does not have, or has with passes left.
-
-        Which models contain them is kept anyway.
-        """
-        chosen: dict[Identity, CollectItem] = {}
+    def add_workloads(self, items: Iterable[CollectItem], found: Iterable[CollectItem]) -> None:
+        """Make known what is to be measured, and which models contain that or anything else that the store knows."""
+        known = {workload.key for workload in self.store.workloads()} | {item.key for item in items}
+        first: dict[str, CollectItem] = {}
         models: dict[str, set[str]] = {}
-        texts: dict[str, CollectItem] = {}
+        for item in chain(items, found):
+            if item.key in known:
+                first.setdefault(item.key, item)
+                models.setdefault(item.key, set()).add(item.model)
+        workloads = [Workload(key, item.text, item.candidate.group.label) for key, item in first.items()]
+        self.store.add_all([], [(workload, tuple(sorted(models[workload.key]))) for workload in workloads], [], [])
+
+    def missing(self, items: Iterable[CollectItem]) -> tuple[dict[Identity, CollectItem], list[_Pending]]:
+        """The items by identity, and those that the store does not have, or has with passes left."""
+        chosen: dict[Identity, CollectItem] = {}
         for item in items:
             chosen.setdefault(identity_of(item.candidate, item.key, self.hardware.digest), item)
-            models.setdefault(item.key, set()).add(item.model)
-            texts.setdefault(item.key, item)
-        for key, names in models.items():
-            item = texts[key]
-            self.store.add_workload(Workload(key, item.text, item.candidate.group.label), sorted(names))
         identities = list(chosen)
         known = {i for i, there in zip(identities, self.store.lookup(identities), strict=True) if there is not None}
         cut = self.cut_short(known)
