@@ -1,4 +1,7 @@
-"""Workload keys and work of real networks: independent of the vector width that the lowering was made for."""
+"""Workload keys and work of real networks: independent of the vector width that the lowering was made for.
+
+But for channels that were shuffled and are moved into weights: in which order they lie depends on the blocks.
+"""
 
 from __future__ import annotations
 
