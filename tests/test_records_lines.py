@@ -4,19 +4,36 @@ from __future__ import annotations
 
 import json
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
+import records_samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from records_samples import cold, failure, fill, group, record
+from records_samples import HERE, THERE, group
 
 from autofuse.codegen.version import CODEGEN_VERSION
 from autofuse.errors import RecordError
+from autofuse.graph.keys import text_key
 from autofuse.records import Form, MemoryStore, Record, RecordStore, SqliteStore, Workload
 from autofuse.records.groups import group_to_text
 from autofuse.records.record import CODEGEN_FIELDS, COLD_FIELDS
 from autofuse.records.schema import SCHEMA_VERSION
+
+# In a file, a workload's key has to be that of its text.
+W1, W2 = text_key("conv 1"), text_key("matmul 1")
+record, cold, failure = (
+    partial(made, workload=W1) for made in (records_samples.record, records_samples.cold, records_samples.failure)
+)
+
+
+def fill(store: RecordStore) -> RecordStore:
+    store.add_hardware(HERE)
+    store.add_hardware(THERE)
+    store.add_workload(Workload(W1, "conv 1", "conv"), ["resnet50"])
+    store.add_workload(Workload(W2, "matmul 1"))
+    return store
 
 
 @pytest.fixture
@@ -28,7 +45,7 @@ class TestEveryStore:
     def test_export_and_import_round_trip(self, store: RecordStore, tmp_path: Path) -> None:
         for r in (record(3), failure(2, config="ü=1"), record(1, hardware="hw2"), cold(4, config="a=4")):
             store.add(r)
-        store.add_form(Form("w1", "NCHW8c->", group_to_text(group())))
+        store.add_form(Form(W1, "NCHW8c->", group_to_text(group())))
         store.refresh_baseline("hw1")
         store.refresh_baseline("hw2")
         assert store.export_lines(tmp_path / "a.jsonl") == 4
@@ -124,7 +141,8 @@ class TestEveryStore:
         for bad in (
             "{broken",
             '{"type": "program"}',
-            '{"type": "form", "workload": "w1", "layouts": "", "text": "import os"}',
+            json.dumps({"type": "form", "workload": W1, "layouts": "", "text": "import os"}),
+            json.dumps({"type": "workload", "key": W1, "text": "another", "label": "", "models": []}),
             extra.replace('"family":"conv"', '"family":7'),
             extra.replace('"samples":[0.001', '"samples":[NaN'),
             extra.replace('"samples":[0.001', '"samples":[-1'),
@@ -155,6 +173,13 @@ class TestEveryStore:
             assert "\n" not in str(caught.value)
             assert len(list(store.records())) == 1
 
+    def test_a_workload_under_the_key_of_another_is_refused(self, store: RecordStore, tmp_path: Path) -> None:
+        store.export_lines(tmp_path / "a.jsonl")
+        good = (tmp_path / "a.jsonl").read_text()
+        (tmp_path / "a.jsonl").write_text(good.replace("matmul 1", "matmul 2"))
+        with pytest.raises(RecordError, match=f"workload.key {W2} is not the key of its text; nothing was imported"):
+            MemoryStore().import_lines(tmp_path / "a.jsonl")
+
     def test_an_import_of_another_kind_of_file_is_refused(self, store: RecordStore, tmp_path: Path) -> None:
         for name, text in (("empty", ""), ("text", "hello\n"), ("new", '{"type":"autofuse-records","schema":99}\n')):
             (tmp_path / name).write_text(text)
@@ -174,7 +199,7 @@ class TestMerging:
         found: list[RecordStore] = []
         for n in range(3):
             other = fill(MemoryStore())
-            other.add_workload(Workload("w1", "conv 1"), [f"net{n}"])
+            other.add_workload(Workload(W1, "conv 1"), [f"net{n}"])
             for r in (record(n), record(9), cold(n, config=f"a={n}", tvm_version=f"0.{n}"), failure(n, config="b=1")):
                 other.add(r)
             found.append(other)
@@ -200,7 +225,7 @@ class TestMerging:
         kept = {r.digest: r for r in together.records()}
         assert kept.keys() == known.keys() and len(kept) == 10
         assert all(provenance(kept[d]) == provenance(known[d]) for d in known)
-        assert together.models("w1") == ("net0", "net1", "net2", "resnet50")
+        assert together.models(W1) == ("net0", "net1", "net2", "resnet50")
 
     def test_a_store_merged_into_itself_stays_as_it_was(self, store: RecordStore) -> None:
         store.add(record())
@@ -211,7 +236,7 @@ class TestMerging:
 def exported(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("lines")
     store = fill(MemoryStore())
-    store.add_form(Form("w1", "NCHW8c->", group_to_text(group())))
+    store.add_form(Form(W1, "NCHW8c->", group_to_text(group())))
     store.add(cold())
     store.add(failure(1, config="a=2"))
     store.export_lines(folder / "a.jsonl")
@@ -237,7 +262,7 @@ class TestLines:
 
     def test_a_new_record_is_one_new_line(self, exported: list[str], tmp_path: Path) -> None:
         store = fill(MemoryStore())
-        store.add_form(Form("w1", "NCHW8c->", group_to_text(group())))
+        store.add_form(Form(W1, "NCHW8c->", group_to_text(group())))
         for r in (failure(1, config="a=2"), record(7, config="a=5"), cold()):
             store.add(r)
         store.export_lines(tmp_path / "b.jsonl")

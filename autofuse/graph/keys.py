@@ -29,8 +29,13 @@ _ORDER = "keys.order"  # where a group keeps the order of its values, for `canon
 
 
 def workload_key(group: Group) -> str:
-    """The first 32 hex digits of the SHA-256 of the canonical text."""
-    return _sha(canonical_text(group))[:KEY_LENGTH]
+    """The key of the canonical text."""
+    return text_key(canonical_text(group))
+
+
+def text_key(text: str) -> str:
+    """The first 32 hex digits of the SHA-256 of a canonical text."""
+    return _sha(text)[:KEY_LENGTH]
 
 
 def canonical_text(group: Group) -> str:

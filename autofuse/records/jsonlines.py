@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from autofuse.errors import RecordError
 from autofuse.files import whole_file
+from autofuse.graph.keys import text_key
 from autofuse.records.groups import group_from_text
 from autofuse.records.memory import MemoryStore
 from autofuse.records.record import (
@@ -168,6 +169,8 @@ def _take(store: MemoryStore, value: object, schema: int) -> None:
         models = value.pop("models")
         if not all(isinstance(model, str) for model in models):
             raise ValueError("workload.models is no list of names")
+        if text_key(value["text"]) != value["key"]:
+            raise ValueError(f"workload.key {value['key']} is not the key of its text")
         store.add_workload(Workload(**value), models)
     elif kind == "form":
         group_from_text(value["text"])  # a form that cannot be read is of no use to anybody

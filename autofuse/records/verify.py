@@ -6,14 +6,13 @@ and from the groups that are kept as forms. A SQLite file is also checked as a f
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from autofuse.errors import RecordError
-from autofuse.graph.keys import KEY_LENGTH, canonical_text, workload_key
+from autofuse.graph.keys import canonical_text, text_key, workload_key
 from autofuse.records.groups import group_from_text, group_to_text
 from autofuse.records.identity import layouts_text
 from autofuse.records.record import Record
@@ -90,7 +89,7 @@ def _record(record: Record) -> Iterator[str]:
 
 def _workloads(store: RecordStore) -> Iterator[str]:
     for workload in store.workloads():
-        key = hashlib.sha256(workload.text.encode()).hexdigest()[:KEY_LENGTH]
+        key = text_key(workload.text)
         if key != workload.key:
             yield f"workload {workload.key}: the key of its text is {key}"
 
