@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import onnx
 import pytest
@@ -16,7 +17,7 @@ from small_network import small_network
 from autofuse.cli import cli
 from autofuse.cost import CostModel
 from autofuse.learn import save_predictor
-from autofuse.measure import CollectItem, ReplayBuilder
+from autofuse.measure import CollectItem, ReplayBuilder, oracle
 from autofuse.measure.order import in_order
 from autofuse.records import SqliteStore
 
@@ -88,6 +89,21 @@ def test_a_store_that_is_learned_from_is_not_turned_into_one_for_evaluation(netw
     failed = CliRunner().invoke(cli, arguments)
     assert "a store of its own" in str(failed.exception)
     assert collect(network, "--db", db, "--trials", 1)["cached"] == 1
+
+
+def test_what_numpy_does_not_compute_is_skipped_and_named(
+    network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(cast(dict[str, Any], oracle._KINDS), "nn.softmax")
+    monkeypatch.setattr("autofuse.measure.oracle_definitions.MOST", 0)
+    counts = collect(network, "--db", tmp_path / "r.db", "--configs", 1)
+    assert counts["skipped"] and counts["failed"] == 0 and len(counts["skips"]) <= counts["skipped"]
+    assert all("not measured, nothing to compare with: numpy does not compute" in said for said in counts["skips"])
+    with SqliteStore(tmp_path / "r.db") as store:
+        assert not any("softmax" in w.text for w in store.workloads() if list(store.records(workload=w.key)))
+    arguments = ["collect", network, "--db", str(tmp_path / "r.db"), "--configs", "1", "--threads", "2"]
+    ran = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    assert re.search(r"already there, \d+ skipped", ran.output) and "(nn.softmax)" in ran.output
 
 
 def test_a_predictor_says_what_to_explore(network: str, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:

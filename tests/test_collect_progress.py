@@ -8,7 +8,7 @@ import pytest
 from replayed_kernels import HERE, ITEMS, ask, results
 
 from autofuse.cli.collect_bar import counts_text, duration, left_to_do
-from autofuse.measure import CollectStats, ReplayBuilder, ReplayRunner, collect
+from autofuse.measure import CollectSettings, CollectStats, ReplayBuilder, ReplayRunner, collect
 from autofuse.records import MemoryStore
 
 
@@ -20,6 +20,25 @@ class TestProgress:
         text = counts_text(stats, remaining)
         for part in ("measured 30", "failed 10", "cached 5", "left 80", "2.0/s", "0:40 to go"):
             assert part in text
+
+    def test_tells_how_many_kernels_the_last_passes_are_over(self) -> None:
+        stats = CollectStats(measured=30, failed=10, skipped=3, left=0, seconds=20.0, again=17)
+        text = counts_text(stats, left_to_do(stats, None, None)[0])
+        assert "timing 17 again" in text and "to go" not in text and "skipped 3 left 0" in text
+        before = replace(stats, left=5)
+        assert "0:02 to go" in counts_text(before, left_to_do(before, None, None)[0])
+        done = replace(stats, again=0, skipped=0)
+        text = counts_text(done, left_to_do(done, None, None)[0])
+        assert "0:00 to go" in text and "skipped" not in text
+
+    def test_counts_the_kernels_that_wait_for_another_pass(self) -> None:
+        waiting: list[int] = []
+        collect(
+            ITEMS[:2], MemoryStore(), ReplayRunner(results(ITEMS)), ReplayBuilder(), HERE, ask,
+            settings=CollectSettings(passes=2),
+            progress=lambda stats, what: waiting.append(stats.again) if what.startswith("timed again") else None,
+        )  # fmt: skip
+        assert waiting == [2, 1]
 
     def test_a_run_that_ends_earlier_ends_when_it_is_told(self) -> None:
         stats = CollectStats(measured=40, left=80, seconds=20.0)

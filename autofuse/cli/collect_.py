@@ -171,11 +171,15 @@ def command(
         return
     for digest, stats in done:
         where = f" on {digest}" if len(places) > 1 else ""
+        skipped = f", {stats.skipped} skipped" if stats.skipped else ""
+        again = f", {stats.again} of them to be timed again by the next run" if stats.again else ""
         click.echo(
-            f"{stats.measured} measured{where}, {stats.failed} failed, {stats.cached} already there, {stats.left} left"
-            f" in {stats.seconds:.0f} s ({stats.rate:.1f}/s); {db} holds {kept['ok']} records of"
+            f"{stats.measured} measured{where}{again}, {stats.failed} failed, {stats.cached} already there{skipped},"
+            f" {stats.left} left in {stats.seconds:.0f} s ({stats.rate:.1f}/s); {db} holds {kept['ok']} records of"
             f" {kept['workloads']} workloads"
         )
+        for said in stats.skips:
+            click.echo(said, err=True)
 
 
 class _Place:
@@ -313,11 +317,12 @@ def _say_candidates(names: list[str], ordered: list[CollectItem], as_json: bool)
 
 def _counts(stats: list[Any]) -> dict[str, Any]:
     """The counts of several runs together."""
-    keys = ("measured", "failed", "cached", "skipped", "left", "seconds")
+    keys = ("measured", "failed", "cached", "skipped", "left", "again", "seconds")
     counts = {k: sum(getattr(s, k) for s in stats) for k in keys}
     return {
         **counts,
         "rate": (counts["measured"] + counts["failed"]) / counts["seconds"] if counts["seconds"] else 0.0,
         "interrupted": any(s.interrupted for s in stats),
         "failures": [f for s in stats for f in s.failures],
+        "skips": [f for s in stats for f in s.skips],
     }

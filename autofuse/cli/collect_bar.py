@@ -59,9 +59,17 @@ class CollectBar:
 
 
 def counts_text(stats: CollectStats, remaining: float | None) -> str:
-    """measured / failed / cached / left, records a second, and the time left."""
-    counts = f"measured {stats.measured} failed {stats.failed} cached {stats.cached} left {stats.left}"
-    return f"{counts}, {stats.rate:.1f}/s, {'?' if remaining is None else duration(remaining)} to go"
+    """measured / failed / cached / left, records a second, and the time left.
+
+    When all was measured, but not in all passes: how many kernels wait for another one. How long that takes depends on
+    how calm the machine is.
+    """
+    skipped = f" skipped {stats.skipped}" if stats.skipped else ""
+    counts = f"measured {stats.measured} failed {stats.failed} cached {stats.cached}{skipped} left {stats.left}"
+    to_go = f"{'?' if remaining is None else duration(remaining)} to go"
+    if remaining == 0 and stats.again:
+        to_go = f"timing {stats.again} again"
+    return f"{counts}, {stats.rate:.1f}/s, {to_go}"
 
 
 def left_to_do(stats: CollectStats, budget: float | None, trials: int | None) -> tuple[float | None, float]:
