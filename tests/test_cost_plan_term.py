@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -57,6 +59,13 @@ def test_constants_are_operands_where_weights_stay_in_the_cache() -> None:
     assert hot.parallel and not serial.parallel
 
 
+MACHINE_ROW = {
+    "cpu": "a CPU", "isa": "avx2", "cores": 2, "processors": 2, "l1_bytes": 1, "l2_bytes": 1, "l3_bytes": 1,
+    "memory_bytes": 1, "system": "s", "python": "p", "calibrated": True, "fma_per_second": 1.0, "memory_bandwidth": 1.0,
+    "packages": {},
+}  # fmt: skip
+
+
 def raw(network: str, cold: bool) -> dict[str, Any]:
     kernel = {"read": 50_000, "written": 50_000, "weights": 100_000, "parallel": 1, "hot": 1e-4, "cold": 3e-4}
     return {
@@ -71,12 +80,26 @@ def test_the_page_says_what_is_left_over() -> None:
     assert hot["refill"] == pytest.approx(2.5e-6) and cold["refill"] == pytest.approx(1.25e-6)
     assert hot["predicted"] == pytest.approx(2e-4 + 1e-6 + 2.5e-6) and hot["inside"] == pytest.approx(2.1e-4)
     assert hot["left"] == pytest.approx(2.1e-4 / 2.035e-4 - 1)
-    machine = {
-        "cpu": "a CPU", "isa": "avx2", "cores": 2, "processors": 2, "l1_bytes": 1, "l2_bytes": 1, "l3_bytes": 1,
-        "memory_bytes": 1, "system": "s", "python": "p", "calibrated": True, "fma_per_second": 1.0,
-        "memory_bandwidth": 1.0, "packages": {},
-    }  # fmt: skip
-    text = bench_plans.page([{**raw("hot_one", False), "machine": machine}, raw("cold_one", True)], MACHINE)
+    text = bench_plans.page([{**raw("hot_one", False), "machine": MACHINE_ROW}, raw("cold_one", True)], MACHINE)
     assert "| hot_one | hot | 2 | 0.200 |" in text and "| +3.2 % |" in text
     assert "| cold_one | cold | 2 | 0.600 |" in text and "Within 5 %: 1 of 2." in text
+    assert "of the others:\n\n- cold_one: +49.4 %, +0.298 ms: -0.391 ms in its kernels, which" in text
     assert bench_plans.page([], MACHINE)
+
+
+def test_a_network_that_is_further_off_than_is_wanted_fails_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And is told with where the difference arises."""
+    monkeypatch.setattr(bench_plans, "RAW", tmp_path)
+    monkeypatch.setattr(bench_plans, "PAGE", tmp_path / "plans.md")
+    monkeypatch.setattr("autofuse.target.hardware_file.load_hardware", lambda target: MACHINE)
+    monkeypatch.setattr(sys, "argv", ["bench_plans.py", "--page-only"])
+    for latency, code in ((2.1e-4, 0), (2.3e-4, 1)):
+        content = {**raw("vgg16", False), "latency": latency, "machine": MACHINE_ROW}
+        (tmp_path / "vgg16.json").write_text(json.dumps(content))
+        assert bench_plans.main() == code
+        said = capsys.readouterr().err
+        told = re.search(r"vgg16: \+13.0 %, \+0.02\d ms: \+0.00\d ms in its kernels, which take 0.210 ms", said)
+        assert bool(told) == bool(code)
+    assert "vgg16: +13.0 %" in (tmp_path / "plans.md").read_text(encoding="utf-8")
