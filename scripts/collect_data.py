@@ -22,7 +22,10 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autofuse.records import Record
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -101,8 +104,19 @@ def finish(store: Path) -> None:
         opened.compact()
 
 
+def narrow(record: Record) -> bool:
+    """Whether the 95 % confidence interval of a kernel's time over its reference's is within what was wanted."""
+    from autofuse.measure.jobs import MeasureLimits
+    from autofuse.measure.timing import half_width
+
+    beside = record.reference_samples.get(record.reference, ())
+    ratios = [s / r for s, r in zip(record.samples, beside, strict=False)]
+    return half_width(ratios) <= MeasureLimits.confidence
+
+
 def contents(path: Path) -> dict[str, Any]:
     """What a store holds, for the page."""
+    from autofuse.measure.passes import CAPPED, SETTLED, UNFINISHED
     from autofuse.records import open_store
     from autofuse.records.noise import noise
     from autofuse.records.verify import verify
@@ -113,11 +127,15 @@ def contents(path: Path) -> dict[str, Any]:
         records: Counter[str] = Counter()
         workloads = Counter(model for names in models.values() for model in names)
         samples: list[int] = []
+        ends: Counter[str] = Counter()
+        within = 0
         unchecked = cold = 0
         for record in store.records():
             if record.ok:
                 records.update(models[record.workload])
                 samples.append(len(record.samples))
+                ends[record.message if record.message in (SETTLED, CAPPED, UNFINISHED) else ""] += 1
+                within += narrow(record)
                 unchecked += record.message.startswith("not checked")
                 cold += bool(record.cold_samples)
         hardware = [row.name for row in store.hardware()]
@@ -127,6 +145,13 @@ def contents(path: Path) -> dict[str, Any]:
             "records_of": dict(records),
             "workloads_of": dict(workloads),
             "samples": sorted(samples)[len(samples) // 2] if samples else 0,
+            "timing": {
+                "narrow": within,
+                "settled": ends[SETTLED],
+                "capped": ends[CAPPED],
+                "unfinished": ends[UNFINISHED],
+                "unsaid": ends[""],
+            },
             "unchecked": unchecked,
             "cold": cold,
             "hardware_names": hardware,

@@ -22,6 +22,12 @@ def page(log: Mapping[str, Any], stores: Mapping[str, Mapping[str, Any]]) -> str
         contents_table(stores),
         networks_table(stores),
         families_table(stores),
+        "## How the timing of its kernels ended\n",
+        "A kernel is timed in up to six passes, seconds and minutes apart, until a calm one has found the same time"
+        " within 3 % (`docs/records.md`): settled. Beside that, for how many the 95 % confidence interval of the ratio"
+        " to the reference, over all samples that were kept, is within ±3 %. Passes that a run was too short for are"
+        " made when it is started again; records from before this was kept do not say how their timing ended.\n",
+        timing_table(stores),
         "## How long it took\n",
         runs_table(log["runs"]),
         "## Noise\n",
@@ -51,6 +57,17 @@ def contents_table(stores: Mapping[str, Mapping[str, Any]]) -> str:
         for name, store in stores.items()
     ]
     headings = ["store", "records", "failures", "workloads", "with cold samples", "unchecked", "samples, median", "MB"]
+    return table(headings, rows)
+
+
+def timing_table(stores: Mapping[str, Mapping[str, Any]]) -> str:
+    """One row a store: successful records by how their timing ended, and those whose interval is narrow."""
+    keys = ("settled", "capped", "unfinished", "unsaid", "narrow")
+    rows = [
+        [f"`data/{name}`", *(f"{store['timing'][key]} of {store['ok']}" for key in keys)]
+        for name, store in stores.items()
+    ]
+    headings = ["store", "settled", "not settled in six passes", "passes left", "not said", "interval within 3 %"]
     return table(headings, rows)
 
 

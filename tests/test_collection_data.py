@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 import collect_data
 import collection_page
 
+from autofuse.measure.passes import CAPPED, SETTLED, UNFINISHED
 from autofuse.records import SqliteStore
 
 RUN = {
@@ -49,6 +50,22 @@ def test_says_what_a_store_holds(stores: dict[str, Any]) -> None:
     assert found["noise"]["normalised"]["median"] == pytest.approx(0.00995, rel=0.01)
 
 
+def test_counts_how_the_timing_of_kernels_ended(tmp_path: Path) -> None:
+    beside = {"arithmetic": (2e-4,) * 4}
+    steady, noisy = (1e-3,) * 4, (1e-3, 1.1e-3, 1.2e-3, 1.3e-3)
+    said = [(SETTLED, steady), (SETTLED, noisy), (CAPPED, noisy), (UNFINISHED, steady), ("", steady), ("", steady[:3])]
+    with SqliteStore(tmp_path / "r.db") as store:
+        fill(store)
+        for second, (message, samples) in enumerate(said):
+            references = {name: times[: len(samples)] for name, times in beside.items()}
+            store.add(record(second, message=message, samples=samples, reference_samples=references))
+        store.add(failure(50))
+    found = collect_data.contents(tmp_path / "r.db")
+    assert found["timing"] == {"narrow": 3, "settled": 2, "capped": 1, "unfinished": 1, "unsaid": 2}
+    text = collection_page.timing_table({"r.db": found})
+    assert "| `data/r.db` | 2 of 6 | 1 of 6 | 1 of 6 | 2 of 6 | 3 of 6 |" in text
+
+
 def test_names_every_fault(stores: dict[str, Any]) -> None:
     for store in stores.values():
         store["problems"] = []  # its workloads' keys are made up
@@ -68,6 +85,7 @@ def test_the_page_tells_all_of_it(stores: dict[str, Any]) -> None:
     text = collection_page.page({"runs": [RUN, {**RUN, "store": "unseen.db"}]}, stores)
     for part in (
         "| `data/records.db` | 3 | 1 crashed | 2 | 1 | 0 | 3 |", "| resnet50 | `unseen.db` | 1 | 3 |",
+        "| `data/unseen.db` | 0 of 3 | 0 of 3 | 0 of 3 | 3 of 3 | 0 of 3 |",
         "| conv 1 | 4 | 4 |", "| all | 10800 | 200 | 91.7 | 2.00 | 5.0 | 96.7 |", "| conv | 1 | 1.00 % |",
     ):  # fmt: skip
         assert part in text
