@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,9 +140,13 @@ class KernelSource:
 
         RuntimeError, one line, where an operator is too much for numpy: there is nothing else to check with.
         """
-        model = self._models[id(candidate.group.graph)]
+        group = candidate.group
+
+        def define(op: Operator, operands: Mapping[int, NDArray[Any]]) -> NDArray[Any]:
+            return by_definition(self._models[id(group.graph)], op, operands)
+
         try:
-            return evaluate(candidate.group, inputs, partial(by_definition, model))
+            return evaluate(group, inputs, define)
         except NotEvaluated as error:
             raise RuntimeError(f"numpy does not compute {error}") from error
 
