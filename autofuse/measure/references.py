@@ -1,7 +1,8 @@
 """The two fixed reference kernels, written in TIR and compiled for this machine: gives callables. Needs TVM.
 
-They must not change: ratios to them are what records hold. One keeps every vector unit busy from registers alone,
-the other streams more memory than last-level caches hold; both use the whole thread pool.
+They must not change: ratios to them are what records hold (tests/golden_references.json has their digests). One keeps
+every vector unit busy from registers alone, the other streams more memory than last-level caches hold; both use the
+whole thread pool.
 """
 
 # mypy: disable-error-code="valid-type,untyped-decorator,no-untyped-def"
