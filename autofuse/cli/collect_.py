@@ -172,9 +172,9 @@ def command(
     for digest, stats in done:
         where = f" on {digest}" if len(places) > 1 else ""
         skipped = f", {stats.skipped} skipped" if stats.skipped else ""
-        again = f", {stats.again} of them to be timed again by the next run" if stats.again else ""
+        waiting = f", {stats.again} of them to be timed again by the next run" if stats.again else ""
         click.echo(
-            f"{stats.measured} measured{where}{again}, {stats.failed} failed, {stats.cached} already there{skipped},"
+            f"{stats.measured} measured{where}{waiting}, {stats.failed} failed, {stats.cached} already there{skipped},"
             f" {stats.left} left in {stats.seconds:.0f} s ({stats.rate:.1f}/s); {db} holds {kept['ok']} records of"
             f" {kept['workloads']} workloads"
         )
