@@ -62,6 +62,7 @@ def _families(kind: str) -> tuple[ScheduleFamily, ...]:
 
 def _gpu_families() -> tuple[ScheduleFamily, ...]:
     from autofuse.schedule.cpu.view import ViewFamily
+    from autofuse.schedule.gpu.depthwise_gemm import GpuDepthwiseGemmFamily
     from autofuse.schedule.gpu.direct import GpuDirectFamily
     from autofuse.schedule.gpu.dlight import DlightFamily
     from autofuse.schedule.gpu.elementwise import GpuElementwiseFamily
@@ -69,8 +70,17 @@ def _gpu_families() -> tuple[ScheduleFamily, ...]:
     from autofuse.schedule.gpu.rows import GpuRowsFamily
 
     return (
-        GpuGemmFamily(), GpuRowsFamily(), GpuDirectFamily(), ViewFamily(), GpuElementwiseFamily(), DlightFamily()
+        GpuDepthwiseGemmFamily(), GpuGemmFamily(), GpuRowsFamily(), GpuDirectFamily(), ViewFamily(),
+        GpuElementwiseFamily(), DlightFamily(),
     )  # fmt: skip
+
+
+def any_family(name: str) -> ScheduleFamily:
+    """The family of that name for any kind of target: those of different kinds have different names. KeyError."""
+    for candidate in (*families("cpu"), *families("gpu")):
+        if candidate.name == name:
+            return candidate
+    raise KeyError(f"no schedule family {name!r}")
 
 
 def family(name: str, kind: str = "cpu") -> ScheduleFamily:

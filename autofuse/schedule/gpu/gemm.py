@@ -150,7 +150,7 @@ class GpuGemmFamily(ScheduleFamily):
     def configs(self, group: Group, hardware: Hardware) -> Sequence[GpuGemmConfig]:
         """Tiles that fit the card, those first that take least by `roof.terms`."""
         assert isinstance(hardware, GpuHardware)
-        return _ranked(_extents(group), hardware)[:_CONFIGURATIONS]
+        return ranked(_extents(group), hardware)[:_CONFIGURATIONS]
 
     def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
         """See `tiled`."""
@@ -190,7 +190,7 @@ def _sensible(config: GpuGemmConfig, size: Product, hardware: GpuHardware) -> bo
 
 
 @lru_cache(maxsize=1024)
-def _ranked(size: Product, hardware: GpuHardware) -> tuple[GpuGemmConfig, ...]:
+def ranked(size: Product, hardware: GpuHardware) -> tuple[GpuGemmConfig, ...]:
     """The configurations that fit, best guess first: what stands around a product hardly changes their order."""
     work = Work(fma=size.batches * size.rows * size.columns * size.depth)
     found: dict[GpuGemmConfig, float] = {}

@@ -32,10 +32,15 @@ _READ_AHEAD = 32
 _LONG = 16
 
 
-def build(func: Any, config: GpuGemmConfig) -> Any:
-    """See the module's description. ScheduleError where the function is no product with elementwise stages behind."""
+def build(func: Any, config: GpuGemmConfig, behind: int = 0) -> Any:
+    """See the module's description. `behind`: reductions (1: a depthwise convolution) that the left operand is made of
+    where it is brought. ScheduleError where the function is no such product with elementwise stages behind.
+    """
     program = lift(func)
-    return _Kernel(program, _axes(program), config).build()
+    reductions = [s for s in program.stages if s.how]
+    if len(reductions) != behind + 1:
+        raise ScheduleError(f"the function has {len(reductions)} reductions, not {behind + 1}")
+    return _Kernel(program, _axes(reductions[-1]), config, reductions[0] if behind else None).build()
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,12 +59,10 @@ class Axes:
         return prod(self.stage.shape[p] for p in places)
 
 
-def _axes(program: Program) -> Axes:
-    """The product among the stages, its axes apart."""
-    found = [s for s in program.stages if s.how]
-    if len(found) != 1 or found[0].how != "add" or not isinstance(found[0].value, tirx.Mul):
-        raise ScheduleError("the function is not one sum of products")
-    stage = found[0]
+def _axes(stage: Stage) -> Axes:
+    """The axes of a product, by what they index."""
+    if stage.how != "add" or not isinstance(stage.value, tirx.Mul):
+        raise ScheduleError(f"stage {stage.name} is no sum of products")
     left, right = stage.value.a, stage.value.b
     in_left, in_right = _variables(left), _variables(right)
     places: dict[str, list[int]] = {"batches": [], "rows": [], "columns": []}
@@ -99,10 +102,10 @@ class Side:
 
 
 class _Kernel:
-    """State while the statements of one kernel are made."""
+    """State while the statements of one kernel are made. `first`: the reduction that the left operand is made of."""
 
-    def __init__(self, program: Program, axes: Axes, config: GpuGemmConfig) -> None:
-        self.program, self.axes, self.config = program, axes, config
+    def __init__(self, program: Program, axes: Axes, config: GpuGemmConfig, first: Stage | None = None) -> None:
+        self.program, self.axes, self.config, self.first = program, axes, config, first
         self.grid = Grid(program)
         stage = axes.stage
         self.depth = stage.reads
@@ -119,7 +122,8 @@ class _Kernel:
     def _side(self, factor: Any, places: Sequence[int], size: int) -> Side:
         """What lies together in the largest tensor that an operand reads."""
         stage = self.axes.stage
-        plain = self.program.substitute(factor, {}, {})
+        made_here = self.first is not None and factor is self.axes.left
+        plain = factor if made_here else self.program.substitute(factor, {}, {})
         loads: list[Any] = []
         tvm_ffi.structural_walk(plain, (TensorLoad, loads.append))
         total = self.axes.extent(places)
@@ -169,6 +173,8 @@ class _Kernel:
         dtype = str(axes.stage.buffer.dtype)
         self.shared = tuple(grid.lds("tile", (config.buffers, config.depth, side.pitch), dtype) for side in self.sides)
         self.acc = grid.private("acc", (config.micro_rows, config.micro_columns), dtype)
+        if self.first is not None:
+            self.part = grid.private("part", (self.sides[0].vector,), str(self.first.buffer.dtype))
         self.micro = tuple(grid.private("micro", (n,), dtype) for n in (config.micro_rows, config.micro_columns))
         clear = grid.unroll(
             config.micro_rows,
@@ -247,10 +253,14 @@ class _Kernel:
                     depth = depth * index(side.vector) + lane
                 else:
                     row = row * index(side.vector) + lane
-                value = None if piece is None else self._value(n, row, depth, piece)
+                value = None if piece is None else self._value(n, row, depth, piece, lane)
                 return put(slot, lane, row, depth, value)
 
-            return grid.guarded(linear, count, reach, lambda: grid.vector(side.vector, element))
+            def whole() -> Any:
+                made = self._made(place, piece) if n == 0 and self.first is not None and piece is not None else None
+                return sequence(made, grid.vector(side.vector, element))
+
+            return grid.guarded(linear, count, reach, whole)
 
         return grid.unroll(self._slots(n), one)
 
@@ -281,8 +291,54 @@ class _Kernel:
         high = self.grid.alias("high", tirx.floordiv(number, index(fast)), ceil_div(reach, fast))
         return (high, low) if depth_first else (low, high)
 
-    def _value(self, n: int, row: Any, depth: Any, piece: Any) -> Any:
-        """An element of an operand, 0 past the ends of rows (columns) and depth."""
+    def _made(self, place: tuple[Any, Any], piece: Any) -> Any:
+        """A vector of the reduction that the left operand is made of, into `part`: its steps are written out."""
+        first, side, grid, program = self.first, self.sides[0], self.grid, self.program
+        assert first is not None
+        row, depth = place
+
+        def each(body: Callable[[Any, list[Any], Any], Any]) -> Any:
+            def one(lane: Any) -> Any:
+                at = (row, depth * index(side.vector) + lane) if side.along_depth else (
+                    row * index(side.vector) + lane, depth
+                )  # fmt: skip
+                asked: list[list[Any]] = []
+                self._value(0, *at, piece, lane, asked)
+                if not asked or any(not program.same(a, b) for other in asked[1:]
+                                    for a, b in zip(asked[0], other, strict=True)):  # fmt: skip
+                    raise ScheduleError(f"the product does not read one element of {first.name}")
+                return body(lane, asked[0], self._inside(0, *at, piece))
+
+            return grid.vector(side.vector, one)
+
+        def step(over: list[Any]) -> Any:
+            def add(lane: Any, at: list[Any], inside: list[Any]) -> Any:
+                term = program.value(first, at, over, {})
+                if inside:
+                    term = tirx.if_then_else(tirx.all(*inside), term, tirx.const(0, str(first.buffer.dtype)))
+                return store(self.part, self.part[lane] + term, [lane])
+
+            return each(add)
+
+        clear = grid.vector(side.vector, lambda lane: store(self.part, first.identity, [lane]))
+        return sequence(clear, [step(unravel(index(i), first.reduced)) for i in range(first.reads)])
+
+    def _inside(self, n: int, row: Any, depth: Any, piece: Any) -> list[Any]:
+        """What holds of an element of an operand's tile that is no padding of the tile; nothing if all are."""
+        side, config = self.sides[n], self.config
+        whole, deep = self.tile[n] * index(side.size) + row, piece * index(config.depth) + depth
+        inside = []
+        if side.total % side.size:
+            inside.append(whole < index(side.total))
+        if self.depth % config.depth:
+            inside.append(deep < index(self.depth))
+        return inside
+
+    def _value(self, n: int, row: Any, depth: Any, piece: Any, lane: Any, asked: list[list[Any]] | None = None) -> Any:
+        """An element of an operand, 0 past the ends of rows (columns) and depth.
+
+        `asked` is told what element it reads of the reduction that the left operand is made of.
+        """
         axes, config, side = self.axes, self.config, self.sides[n]
         stage = axes.stage
         places = axes.rows if n == 0 else axes.columns
@@ -292,12 +348,17 @@ class _Kernel:
         at.update(zip(places, unravel(whole, [stage.shape[p] for p in places]) if places else [], strict=True))
         values = {stage.iters[p]: at.get(p, index(0)) for p in range(len(stage.shape))}
         values.update(zip(stage.reduces, unravel(deep, stage.reduced), strict=True))
-        value = self.program.substitute(axes.left if n == 0 else axes.right, values, {})
-        inside = []
-        if side.total % side.size:
-            inside.append(whole < index(side.total))
-        if self.depth % config.depth:
-            inside.append(deep < index(self.depth))
+        homes: dict[Any, Any] = {}
+        if n == 0 and self.first is not None:
+
+            def part(at: Sequence[Any]) -> Any:
+                if asked is not None:
+                    asked.append(list(at))
+                return self.part[lane]
+
+            homes = {self.first.buffer: part}
+        value = self.program.substitute(axes.left if n == 0 else axes.right, values, homes)
+        inside = self._inside(n, row, depth, piece)
         if not inside:
             return value
         return tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, str(stage.buffer.dtype)))
