@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tvm.tirx.build import codegen_build, split_host_device_mods
 
 from autofuse.codegen.build import PASS_CONFIG
 from autofuse.codegen.resources import CodeError, KernelResources, kernels_of
+from autofuse.codegen.traffic import Traffic, traffic
 from autofuse.target.needs import linker_of_code_objects
 
 #: The kernels call the GPU's own instructions: exp, log and square roots are single ones there.
@@ -43,7 +45,8 @@ class Launch:
 class DeviceCode:
     """Machine code of one scheduled function. It may launch several kernels, one after another.
 
-    `launches` say how. `code` is the code object; an object file where no LLD is found that links it.
+    `launches` say how, `traffic` what all of them ask of memory. `code` is the code object; an object file where no
+    LLD is found that links it.
     """
 
     assembly: str
@@ -51,6 +54,7 @@ class DeviceCode:
     linked: bool
     kernels: tuple[KernelResources, ...]
     launches: tuple[Launch, ...]
+    traffic: Traffic
 
 
 def lower_device(func: Any, target: Any) -> tuple[Any, tuple[Launch, ...]]:
@@ -77,7 +81,13 @@ def compile_device(func: Any, target: Any) -> DeviceCode:
     _register(linker, objects)
     device, launches = lower_device(func, target)
     assembly = str(codegen_build(device, target).inspect_source("asm"))
-    return DeviceCode(assembly, *objects[-1], kernels_of(assembly), launches)
+    return DeviceCode(assembly, *objects[-1], kernels_of(assembly), launches, asked(device, launches))
+
+
+def asked(device: Any, launches: Sequence[Launch]) -> Traffic:
+    """What the kernels of a module ask of memory, all their threads together."""
+    pairs = zip(_in_order(device), launches, strict=True)
+    return sum((traffic(kernel, launch.workgroups, launch.threads) for kernel, launch in pairs), Traffic())
 
 
 def opencl_source(func: Any, target: Any) -> tuple[str, tuple[Launch, ...]]:

@@ -6,7 +6,7 @@ TVM ends the process where LLVM cannot generate code: that costs a child, and is
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -23,7 +23,8 @@ class CrossResult:
     """What became of a function: `status` is ok, failed, crashed, timeout or oom, `message` why it is not ok.
 
     `source`: AMDGPU assembly, or OpenCL C where that was asked for; `kernels`: its resources (none of OpenCL C);
-    `launches`: name, workgroups, threads and arguments of each kernel, as JSON values.
+    `launches`: name, workgroups, threads and arguments of each kernel, as JSON values; `traffic`: bytes that they ask
+    memory (and LDS) for: loads, stores, lds.
     """
 
     status: str
@@ -31,6 +32,7 @@ class CrossResult:
     source: str = ""
     kernels: tuple[KernelResources, ...] = ()
     launches: tuple[Mapping[str, Any], ...] = ()
+    traffic: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -67,7 +69,7 @@ class CrossCompiler:
             return CrossResult(outcome.status, outcome.message)
         value = outcome.value
         kernels = tuple(KernelResources.from_json(k) for k in value["kernels"])
-        return CrossResult("ok", "", str(value["source"]), kernels, tuple(value["launches"]))
+        return CrossResult("ok", "", str(value["source"]), kernels, tuple(value["launches"]), value["traffic"])
 
     def close(self) -> None:
         """End the child."""
@@ -99,12 +101,13 @@ def factory(target: str) -> Handler:
             raise ValueError("the scheduled code does not survive its text form")
         if request["what"] == "opencl":
             source, launches = opencl_source(func, made)
-            return {"source": source, "kernels": [], "launches": [asdict(launch) for launch in launches]}
+            return {"source": source, "kernels": [], "launches": [asdict(launch) for launch in launches], "traffic": {}}
         code = compile_device(func, made)
         return {
             "source": code.assembly,
             "kernels": [kernel.to_json() for kernel in code.kernels],
             "launches": [asdict(launch) for launch in code.launches],
+            "traffic": asdict(code.traffic),
         }
 
     return handle
