@@ -42,11 +42,13 @@ def pocl_missing() -> str:
 
 
 class Pocl:
-    """A child process that runs OpenCL kernels."""
+    """A child process that runs OpenCL kernels, on PoCL unless another device's name is given."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: str = POCL) -> None:
         self.folder = folder
-        self.child = ChildProcess("autofuse.measure.opencl:factory", (POCL,), {"POCL_CACHE_DIR": str(folder / "cache")})
+        self.child = ChildProcess(
+            "autofuse.measure.opencl:factory", (device,), {"POCL_CACHE_DIR": str(folder / "cache")}
+        )
         self.target = resolve(TARGET).tvm_target()
 
     def run(
