@@ -35,7 +35,7 @@ def choose_cost_model(
     None takes the learned model where a predictor is given or there for the hardware, else the analytical one.
     All know whether the network's weights stay in the last cache. Raises PredictorError, RecordError.
     """
-    from autofuse.cost.analytical import AnalyticalCostModel
+    from autofuse.cost.kinds import analytical_costs
     from autofuse.cost.model import CostModel
     from autofuse.cost.weights import weights_are_cold
 
@@ -46,7 +46,7 @@ def choose_cost_model(
         raise PlanError(f"unknown cost model {cost_model!r}: choose analytical or learned")
     else:
         chosen = choose_predictor(analysed.hardware, cost_model, predictor)
-        base = AnalyticalCostModel(analysed.hardware, cold)
+        base = analytical_costs(analysed.hardware, cold)
         if cost_model == "learned" or (cost_model is None and chosen is not None):
             from autofuse.errors import PredictorError
             from autofuse.learn import load_predictor

@@ -83,13 +83,18 @@ def analyse(
     batch: int | None = None,
     progress: Progress | None = None,
     dump_ir: Path | None = None,
+    whole: bool = True,
 ) -> Analysed:
-    """Prepare and lower a model and build its graph. Raises ModelError, InputError, TargetError."""
+    """Prepare and lower a model and build its graph. Raises ModelError, InputError, TargetError.
+
+    whole: refuse targets that whole models cannot be compiled for, only kernels.
+    """
     from autofuse.target.hardware_file import load_hardware
     from autofuse.target.registry import check_whole, resolve
 
     chosen = resolve(target, threads)
-    check_whole(chosen)
+    if whole:
+        check_whole(chosen)
     return _analyse(model, chosen, load_hardware(chosen), input_shapes, batch, progress or (lambda _: None), dump_ir)
 
 

@@ -291,7 +291,7 @@ class TestComparison:
     """Of a kernel's outputs with the right ones."""
 
     def test_tells_right_from_wrong(self) -> None:
-        from autofuse.measure.worker import compare
+        from autofuse.measure.outputs import compare
 
         want = np.array([1.0, -100.0, np.nan, np.inf], np.float32)
         assert compare([want], [want], 1e-3) == ""
@@ -306,7 +306,7 @@ class TestComparison:
         assert "shape" in compare([want[:2]], [want], 1e-3)
 
     def test_integers_must_be_equal_and_zero_has_no_tolerance(self) -> None:
-        from autofuse.measure.worker import compare
+        from autofuse.measure.outputs import compare
 
         assert compare([np.array([1000, 2])], [np.array([1000, 2])], 1e-3) == ""
         assert "worst at (0,)" in compare([np.array([1001, 2])], [np.array([1000, 2])], 1e-2)

@@ -14,8 +14,8 @@ from random_checks import RandomCosts
 import autofuse
 from autofuse.compiler import analyse
 from autofuse.graph.model import Group
+from autofuse.measure.outputs import compare
 from autofuse.measure.rounding import LOOSE, loose_share
-from autofuse.measure.worker import compare
 from autofuse.schedule.registry import family
 
 

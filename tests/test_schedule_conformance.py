@@ -28,7 +28,7 @@ from autofuse.graph.reasons import Refusal
 from autofuse.measure.builder import argument_specs
 from autofuse.measure.jobs import fill_inputs
 from autofuse.measure.oracle import NotEvaluated, evaluate
-from autofuse.measure.worker import compare
+from autofuse.measure.outputs import compare
 from autofuse.schedule.family import ScheduleFamily, shape_matrix, shape_of_row
 from autofuse.schedule.preparations import prepare
 from autofuse.schedule.registry import families, family

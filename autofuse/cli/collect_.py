@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 @click.option("--evaluation", is_flag=True, help="Keep the store for evaluation: nothing is ever learned from it.")
 @click.option("--rpc", metavar="HOST:PORT", help="Measure on the devices of this tracker (see `autofuse serve`).")
 @click.option("--key", metavar="NAME", help="The devices' key, with --rpc.")
+@click.option("--opencl", metavar="DEVICE", help="Measure on the OpenCL device of this name, for a GPU --target.")
 @click.option("--dask", metavar="ADDRESS", help="Build on the workers of this dask.distributed scheduler.")
 @click.option(
     "--lines", metavar="TIME", help="Where there is no terminal for a bar: a line of progress every so often, e.g. 30s."
@@ -77,6 +78,7 @@ def command(
     evaluation: bool,
     rpc: str | None,
     key: str | None,
+    opencl: str | None,
     dask: str | None,
     lines: str | None,
     dry_run: bool,
@@ -102,6 +104,8 @@ def command(
         raise InputError("--target and --threads are the devices' own with --rpc: autofuse serve --threads N")
     if cost_model == "analytical" and predictor is not None:
         raise InputError("--predictor is not used with --cost-model analytical: give one of them")
+    if opencl is not None and (rpc is not None or dask is not None):
+        raise InputError("--opencl measures and builds on this machine: leave out --rpc and --dask")
     given = input_shapes(shapes)
     if not Path(db).exists():
         check_writable(db, RecordError)
@@ -116,7 +120,7 @@ def command(
     from autofuse.measure.process import MeasureError
 
     with ExitStack() as stack:
-        places = _devices(stack, rpc, key) if rpc and key else [_here(stack, target)]
+        places = _devices(stack, rpc, key) if rpc and key else [_here(stack, target, opencl)]
         if dry_run:
             _say_candidates(names, candidates(places[0])[1], as_json)
             return
@@ -131,7 +135,12 @@ def command(
         first = candidates(places[0])
         # The budget is for building and measuring: what a model takes to analyse does not count.
         end = None if seconds is None else time.monotonic() + seconds
-        builder = stack.enter_context(dask_builder(dask) if dask else PoolBuilder(processors()))
+        if opencl is not None:
+            from autofuse.measure.opencl_runner import opencl_builder
+
+            builder = stack.enter_context(opencl_builder(processors()))
+        else:
+            builder = stack.enter_context(dask_builder(dask) if dask else PoolBuilder(processors()))
         store = stack.enter_context(open_store(db))
         if evaluation:
             store.keep_for_evaluation()
@@ -191,10 +200,26 @@ class _Place:
         self.runner = runner
 
 
-def _here(stack: ExitStack, target: str) -> _Place:
+def _here(stack: ExitStack, target: str, opencl: str | None) -> _Place:
     from autofuse.measure import LocalRunner
-    from autofuse.target import hardware_row
+    from autofuse.target import hardware_row, resolve
 
+    on_gpu = resolve(target).device == "gpu"
+    if opencl is not None:
+        from autofuse.measure.opencl import device_called
+        from autofuse.measure.opencl_runner import OpenClRunner, opencl_row
+
+        if not on_gpu:
+            raise InputError(f"--opencl measures kernels for a GPU: give --target, e.g. dcu, not {target!r}")
+        device = device_called(opencl)
+        return _Place(
+            target, lambda chosen: opencl_row(chosen, device), lambda _: stack.enter_context(OpenClRunner(opencl))
+        )
+    if on_gpu:
+        raise InputError(
+            f"kernels for {target!r} are measured through OpenCL: add --opencl DEVICE;"
+            f" autofuse doctor --target {target!r} says what this machine has for it"
+        )
     return _Place(target, hardware_row, lambda chosen: stack.enter_context(LocalRunner(chosen.threads)))
 
 
@@ -259,8 +284,9 @@ def _candidates(
         for name in wanted.names:
             tell(f"analysing {name}")
             model = analyse(
-                name, target=place.target, threads=wanted.threads, batch=wanted.batch, input_shapes=wanted.shapes
-            )
+                name, target=place.target, threads=wanted.threads, batch=wanted.batch, input_shapes=wanted.shapes,
+                whole=False,
+            )  # fmt: skip
             costs = choose_cost_model(model, wanted.cost_model, wanted.predictor, None)
             digest = place.row(model.target).digest
             if known is not None:
@@ -299,9 +325,9 @@ def _hot_costs(hardware: Hardware, wanted: _Wanted) -> CostModel:
         from autofuse.learn import load_predictor
 
         return load_predictor(predictor, hardware)
-    from autofuse.cost import AnalyticalCostModel
+    from autofuse.cost.kinds import analytical_costs
 
-    return AnalyticalCostModel(hardware)
+    return analytical_costs(hardware)
 
 
 def _say_candidates(names: list[str], ordered: list[CollectItem], as_json: bool) -> None:

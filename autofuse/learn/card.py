@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from autofuse.cost.features import FEATURE_VERSION, feature_names
 from autofuse.learn.ranges import TrainingRange
-from autofuse.target import Hardware
+from autofuse.target import GpuHardware, Hardware
 
 FORMAT = "autofuse-predictor"
 VERSION = 2
@@ -226,13 +226,13 @@ def _trust(content: Mapping[str, Any]) -> Trust:
 
 
 def _hardware(content: Mapping[str, Any]) -> Hardware:
-    names: Sequence[str] = [f.name for f in fields(Hardware)]
-    if set(content) != set(names):
+    made = GpuHardware if content.get("kind") == "gpu" else Hardware
+    if set(content) != {f.name for f in fields(made)}:
         raise TypeError("a hardware description has missing or unknown fields")
-    for f in fields(Hardware):
+    for f in fields(made):
         value = content[f.name]
         if f.type == "str":
             _text(value)
         elif _number(value) <= 0:
             raise TypeError(f"{f.name} is {value!r}")
-    return Hardware(**content)
+    return made(**content)

@@ -144,16 +144,22 @@ class Dataset:
 
 def describe(row: RecordedHardware) -> Hardware | None:
     """The description of hardware that records name: this machine's calibration if it is that of the row, else what
-    follows from instruction set, caches and threads. None for hardware that is no CPU."""
-    from autofuse.target.fingerprint import HardwareRow, fingerprint
+    follows from instruction set, caches and threads; of a GPU its card's. None for hardware of another kind.
+
+    What stood in for a card has its description under another instruction set: nothing learned from it is the card's.
+    """
+    from autofuse.target.fingerprint import AMD_GPU, STAND_IN, HardwareRow, fingerprint
     from autofuse.target.hardware_file import default_hardware, hardware_path, read_hardware
     from autofuse.target.host import HostCpu, isa_of, read_host
-    from autofuse.target.registry import Target
+    from autofuse.target.registry import Target, resolve
 
     try:
         known = HardwareRow.from_json(row.detail)
     except RecordError:
         return None
+    if known.architecture in (AMD_GPU, STAND_IN):
+        gpu = resolve(f"rocm -mcpu={known.vendor}" if known.vendor == known.code else known.vendor).gpu_hardware
+        return gpu if known.architecture == AMD_GPU else replace(gpu, name=row.name, isa=f"{gpu.isa} {STAND_IN}")
     path = hardware_path(known)
     if path.exists():
         hardware = read_hardware(path)
@@ -196,9 +202,9 @@ def build_dataset(
     the reference kernels latencies are normalised with, where it has the hardware: two stores are then comparable.
     """
     if family_of is None:
-        from autofuse.schedule.registry import family
+        from autofuse.schedule.registry import any_family
 
-        family_of = family
+        family_of = any_family
     known = dict(descriptions or {})
     for row in store.hardware():
         if row.digest not in known and (hardware is None or row.digest in hardware):

@@ -15,8 +15,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from autofuse.cost.analytical import AnalyticalCostModel
 from autofuse.cost.features import extract, feature_names
+from autofuse.cost.kinds import analytical_costs
 from autofuse.cost.model import Candidate, CostModel
 from autofuse.errors import PredictorError
 from autofuse.learn.booster import Booster
@@ -76,7 +76,7 @@ class LearnedCostModel(CostModel):
 
     def prefilter(self, candidates: Sequence[Candidate]) -> NDArray[np.float64]:
         """What the analytical model says: trees may be wrong about configurations that nobody would have measured."""
-        return AnalyticalCostModel(self.hardware, self.cold).costs(candidates)
+        return analytical_costs(self.hardware, self.cold).costs(candidates)
 
     def sources(self, candidates: Sequence[Candidate]) -> list[str]:
         """ "predicted", or "analytical" where the predictor is not trusted."""

@@ -10,6 +10,7 @@ import ctypes
 import ctypes.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ from autofuse.errors import TargetError
 from autofuse.measure.child import Handler
 
 _ALL_DEVICES = 0xFFFFFFFF
-_DEVICE_NAME, _PLATFORM_NAME, _BUILD_LOG = 0x102B, 0x0902, 0x1183
+_DEVICE_NAME, _DEVICE_TYPE, _PLATFORM_NAME, _BUILD_LOG = 0x102B, 0x1000, 0x0902, 0x1183
+_IS_GPU = 4
 _READ_WRITE, _PROFILING = 1, 2
 _STARTED, _ENDED = 0x1282, 0x1283
 _MOST = 16
@@ -36,11 +38,15 @@ _CREATORS = (
 
 @dataclass(frozen=True)
 class Device:
-    """An OpenCL device: its platform's name ("Portable Computing Language" is PoCL), its own, and their handles."""
+    """An OpenCL device: its platform's name ("Portable Computing Language" is PoCL), its own, and their handles.
+
+    gpu: whether it says that it is one.
+    """
 
     platform: str
     name: str
     handles: tuple[int, int]
+    gpu: bool = False
 
 
 def library() -> Any:
@@ -63,7 +69,24 @@ def devices() -> list[Device]:
     for platform in _listed(cl.clGetPlatformIDs):
         name = _text(cl.clGetPlatformInfo, platform, _PLATFORM_NAME)
         for device in _listed(cl.clGetDeviceIDs, ctypes.c_void_p(platform), ctypes.c_uint64(_ALL_DEVICES)):
-            found.append(Device(name, _text(cl.clGetDeviceInfo, device, _DEVICE_NAME), (platform, device)))
+            kind = ctypes.c_uint64()
+            cl.clGetDeviceInfo(
+                ctypes.c_void_p(device), ctypes.c_uint32(_DEVICE_TYPE), ctypes.c_size_t(8), ctypes.byref(kind), None
+            )
+            own = _text(cl.clGetDeviceInfo, device, _DEVICE_NAME)
+            found.append(Device(name, own, (platform, device), bool(kind.value & _IS_GPU)))
+    return found
+
+
+def device_called(wanted: str) -> Device:
+    """The first device whose platform or name contains `wanted`, whatever its case. TargetError if there is none."""
+    offered = devices()
+    found = next((d for d in offered if wanted.lower() in f"{d.platform} {d.name}".lower()), None)
+    if found is None:
+        names = "; ".join(f"{d.platform}: {d.name}" for d in offered) or "none"
+        raise TargetError(
+            f"no OpenCL device {wanted!r} among those here ({names}): autofuse doctor --target dcu says what is missing"
+        )
     return found
 
 
@@ -79,6 +102,37 @@ def _text(ask: Any, handle: int, what: int) -> str:
     buffer = ctypes.create_string_buffer(512)
     code = ask(ctypes.c_void_p(handle), ctypes.c_uint32(what), ctypes.c_size_t(512), buffer, None)
     return "" if code else buffer.value.decode(errors="replace").strip()
+
+
+class Program:
+    """Kernels of one source with their arrays on a device; `Session.program` makes it. Close it after use."""
+
+    def __init__(
+        self, session: Session, handle: Any, launches: Sequence[Mapping[str, Any]], arrays: Sequence[NDArray[Any]]
+    ) -> None:
+        self.buffers: list[Any] = []
+        self._session, self._handle, self._launches = session, handle, launches
+        self._kinds = [(array.shape, array.dtype) for array in arrays]
+
+    def launch(self) -> list[float]:
+        """Run the kernels in order, each to its end; the device's seconds of each."""
+        return [self._session.launch(self._handle, launch, self.buffers) for launch in self._launches]
+
+    def read(self, position: int) -> NDArray[Any]:
+        """What an array holds now."""
+        return self._session.read(self.buffers[position], *self._kinds[position])
+
+    def close(self) -> None:
+        """Give back what it holds on the device."""
+        self._session.release(self._handle, self.buffers)
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 class Session:
@@ -111,26 +165,30 @@ class Session:
 
         launches: kernel, workgroups, threads, arguments (positions among the arrays).
         """
+        with self.program(source, launches, arrays) as program:
+            seconds = program.launch()
+            return [program.read(i) for i in range(len(arrays))], seconds
+
+    def program(self, source: str, launches: Sequence[Mapping[str, Any]], arrays: Sequence[NDArray[Any]]) -> Program:
+        """The same, compiled and with copies of `arrays` on the device, to be launched as often as wanted."""
         cl, error = self._cl, ctypes.c_int32()
         text = ctypes.c_char_p(source.encode())
-        program = ctypes.c_void_p(
+        handle = ctypes.c_void_p(
             cl.clCreateProgramWithSource(
                 self._context, ctypes.c_uint32(1), ctypes.byref(text), None, ctypes.byref(error)
             )
         )
         self._check("clCreateProgramWithSource", error.value)
-        buffers: list[Any] = []
+        made = Program(self, handle, launches, arrays)
         try:
-            if cl.clBuildProgram(program, ctypes.c_uint32(1), ctypes.byref(self._device), b"", None, None):
-                raise TargetError(f"OpenCL: the kernel does not compile: {self._log(program)}")
+            if cl.clBuildProgram(handle, ctypes.c_uint32(1), ctypes.byref(self._device), b"", None, None):
+                raise TargetError(f"OpenCL: the kernel does not compile: {self._log(handle)}")
             for array in arrays:
-                buffers.append(self._buffer(array))
-            seconds = [self._launch(program, launch, buffers) for launch in launches]
-            return [self._read(b, a) for b, a in zip(buffers, arrays, strict=True)], seconds
-        finally:
-            for buffer in buffers:
-                cl.clReleaseMemObject(buffer)
-            cl.clReleaseProgram(program)
+                made.buffers.append(self._buffer(array))
+        except BaseException:
+            made.close()
+            raise
+        return made
 
     def _log(self, program: Any) -> str:
         buffer = ctypes.create_string_buffer(1 << 16)
@@ -155,8 +213,15 @@ class Session:
             self._check("clEnqueueWriteBuffer", code)
         return made
 
-    def _read(self, buffer: Any, like: NDArray[Any]) -> NDArray[Any]:
-        made = np.empty(like.shape, like.dtype)
+    def release(self, program: Any, buffers: Sequence[Any]) -> None:
+        """Give back a program and buffers."""
+        for buffer in buffers:
+            self._cl.clReleaseMemObject(buffer)
+        self._cl.clReleaseProgram(program)
+
+    def read(self, buffer: Any, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """A buffer's content."""
+        made = np.empty(shape, dtype)
         if made.nbytes:
             code = self._cl.clEnqueueReadBuffer(
                 self._queue, buffer, ctypes.c_uint32(1), ctypes.c_size_t(0), ctypes.c_size_t(made.nbytes),
@@ -165,7 +230,8 @@ class Session:
             self._check("clEnqueueReadBuffer", code)
         return made
 
-    def _launch(self, program: Any, launch: Mapping[str, Any], buffers: Sequence[Any]) -> float:
+    def launch(self, program: Any, launch: Mapping[str, Any], buffers: Sequence[Any]) -> float:
+        """Run a kernel to its end; the device's seconds."""
         cl, error = self._cl, ctypes.c_int32()
         kernel = ctypes.c_void_p(cl.clCreateKernel(program, str(launch["kernel"]).encode(), ctypes.byref(error)))
         self._check(f"clCreateKernel {launch['kernel']}", error.value)
@@ -204,16 +270,14 @@ def factory(wanted: str = "") -> Handler:
 
     A request has source, launches, and arrays: paths of .npy files, which are overwritten with what they hold after.
     """
-    found = [d for d in devices() if wanted.lower() in f"{d.platform} {d.name}".lower()]
-    if not found:
-        raise TargetError(f"no OpenCL device {wanted!r}: autofuse doctor --target dcu says what is missing")
-    session = Session(found[0])
+    device = device_called(wanted)
+    session = Session(device)
 
     def handle(request: dict[str, Any]) -> dict[str, Any]:
         arrays = [np.load(path, allow_pickle=False) for path in request["arrays"]]
         after, seconds = session.run(request["source"], request["launches"], arrays)
         for path, array in zip(request["arrays"], after, strict=True):
             np.save(path, array)
-        return {"seconds": seconds, "platform": found[0].platform, "device": found[0].name}
+        return {"seconds": seconds, "platform": device.platform, "device": device.name}
 
     return handle

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from autofuse.measure.child import Handler
 from autofuse.measure.cold import cold_arguments, in_turn
 from autofuse.measure.jobs import ArgumentSpec, MeasureJob
-from autofuse.measure.worker import compare, kernel_arrays
+from autofuse.measure.outputs import compare
+from autofuse.measure.worker import kernel_arrays
 
 #: Rounds that every kernel is in; then those that take over `HOPELESS` times the best one's time are left out.
 LEAST_ROUNDS = 3

@@ -10,13 +10,17 @@ from dataclasses import asdict, dataclass, fields
 from autofuse.errors import RecordError
 from autofuse.target.host import processors, read_host
 
+#: Architectures of rows that are no CPU's: AMD GPUs, and what runs kernels for one in its place.
+AMD_GPU, STAND_IN = "amdgcn", "stand-in"
+
 
 @dataclass(frozen=True)
 class HardwareRow:
     """CPU family, model, stepping, instruction sets, caches (bytes), pool size and TVM version (DESIGN: hardware row).
 
     `code` names the CPU that code is compiled for where it is not this one ("nehalem"), and `features` are then what
-    such code uses. `model_name` is for people and takes no part in the digest: hypervisors rename the same CPU.
+    such code uses. A GPU's `vendor` is its card, or what code is for. `model_name` is for people and takes no part in
+    the digest: hypervisors rename the same CPU.
     """
 
     architecture: str

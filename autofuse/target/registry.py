@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from autofuse.errors import TargetError
-from autofuse.target.fingerprint import HardwareRow, fingerprint, tvm_version
+from autofuse.target.fingerprint import AMD_GPU, HardwareRow, fingerprint, tvm_version
 from autofuse.target.gpu import GpuChoice, choose, described, hardware_of, is_card
 from autofuse.target.hardware_gpu import GpuHardware
 from autofuse.target.host import ISA_FEATURES, VECTOR_UNITS, isa_of, processors, read_host
@@ -268,7 +268,7 @@ def hardware_row(target: Target) -> HardwareRow:
     if target.device == "gpu":
         gpu, name = target.gpu_hardware, target.card or target.mcpu
         return HardwareRow(
-            "amdgcn", name, 0, 0, 0, (f"wave{gpu.wave}",), gpu.l1_bytes, gpu.l2_bytes, 0, gpu.cores, tvm_version(),
+            AMD_GPU, name, 0, 0, 0, (f"wave{gpu.wave}",), gpu.l1_bytes, gpu.l2_bytes, 0, gpu.cores, tvm_version(),
             gpu.name, target.mcpu,
         )  # fmt: skip
     row, own = fingerprint(target.threads), _resolve("native", "", (), target.threads)
