@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from isa_harness import _affine, _chain, _conv, _depthwise, _depthwise_pointwise, _pool
+from isa_harness import _affine, _attention, _chain, _conv, _depthwise, _depthwise_pointwise, _pool
+from tvm import relax
 from tvm.relax import op as R
 
 Emit = Callable[..., Any]
@@ -19,6 +20,12 @@ def _two_results(bb: Any, x: Any, y: Any) -> list[Any]:
 
 def _by_transposed(bb: Any, x: Any, y: Any) -> Any:
     return R.matmul(x, bb(R.permute_dims(y, [0, 2, 1])))
+
+
+def _masked(bb: Any, q: Any, k: Any, v: Any, mask: Any) -> Any:
+    scores = bb(R.matmul(q, bb(R.permute_dims(k, [0, 1, 3, 2]))))
+    shown = bb(R.add(bb(R.multiply(scores, relax.const(0.25, "float32"))), mask))
+    return R.matmul(bb(R.nn.softmax(shown)), v)
 
 
 # (family, what, program, shapes of its inputs, operator that the group stands behind)
@@ -37,6 +44,14 @@ CASES: list[tuple[str, str, Emit, Shapes, str]] = [
     ("gpu_gemm", "convolution, odd", _conv(20, 16, 3, padding=1), [(1, 16, 13, 11)], ""),
     ("gpu_gemm", "first convolution", _conv(32, 3, 3, padding=1, strides=2), [(1, 3, 25, 23)], ""),
     ("gpu_depthwise_gemm", "strided, odd", _depthwise_pointwise, [(1, 20, 13, 11)], ""),
+    ("gpu_attention", "heads, odd", _attention, [(1, 21, 36), (1, 19, 36), (1, 19, 36)], ""),
+    (
+        "gpu_attention",
+        "scaled and masked",
+        _masked,
+        [(2, 3, 40, 16), (2, 3, 48, 16), (2, 3, 48, 20), (2, 1, 1, 48)],
+        "",
+    ),
     ("gpu_direct", "depthwise", _depthwise(20, 2), [(1, 16, 13, 11)], "nn.conv2d"),
     ("gpu_direct", "average pool", _pool, [(1, 16, 13, 11)], "nn.conv2d"),
     ("gpu_direct", "grouped convolution", _conv(20, 5, 3, padding=1, groups=4), [(1, 20, 9, 11)], ""),

@@ -62,6 +62,7 @@ def _families(kind: str) -> tuple[ScheduleFamily, ...]:
 
 def _gpu_families() -> tuple[ScheduleFamily, ...]:
     from autofuse.schedule.cpu.view import ViewFamily
+    from autofuse.schedule.gpu.attention import GpuAttentionFamily
     from autofuse.schedule.gpu.depthwise_gemm import GpuDepthwiseGemmFamily
     from autofuse.schedule.gpu.direct import GpuDirectFamily
     from autofuse.schedule.gpu.dlight import DlightFamily
@@ -70,8 +71,8 @@ def _gpu_families() -> tuple[ScheduleFamily, ...]:
     from autofuse.schedule.gpu.rows import GpuRowsFamily
 
     return (
-        GpuDepthwiseGemmFamily(), GpuGemmFamily(), GpuRowsFamily(), GpuDirectFamily(), ViewFamily(),
-        GpuElementwiseFamily(), DlightFamily(),
+        GpuAttentionFamily(), GpuDepthwiseGemmFamily(), GpuGemmFamily(), GpuRowsFamily(), GpuDirectFamily(),
+        ViewFamily(), GpuElementwiseFamily(), DlightFamily(),
     )  # fmt: skip
 
 
