@@ -95,8 +95,8 @@ def _attention(group: Group, hardware: Hardware) -> Attention:
 
 
 def _lds(a: Attention, c: GpuAttentionConfig) -> int:
-    """Bytes of LDS: scores, queries, a value a thread twice, a share a query."""
-    return 4 * (c.rows * pitch(a.keys) + c.rows * a.depth + 2 * c.threads + c.rows)
+    """Bytes of LDS: scores and weights, queries, a value a thread twice, a share a query."""
+    return 4 * (2 * c.rows * pitch(a.keys) + c.rows * a.depth + 2 * c.threads + c.rows)
 
 
 def _offered(a: Attention, hardware: GpuHardware) -> list[GpuAttentionConfig]:

@@ -54,7 +54,9 @@ class _Kernel(AttentionStages):
         self.batch = grid.alias("batch", tirx.floordiv(block, index(tiles)), a.batch)
         self.tile = grid.alias("tile", tirx.floormod(block, index(tiles)), tiles)
         self.queries = grid.lds("queries", (a.depth, config.rows))
+        # Weights have a place of their own: TVM would put a barrier between a score that is read and its weight.
         self.scores = grid.lds("scores", (config.rows, pitch(a.keys)))
+        self.weights = grid.lds("weights", (config.rows, pitch(a.keys)))
         self.partial = (grid.lds("partial", (config.threads,)), grid.lds("partial", (config.threads,)))
         self.shares = grid.lds("share", (config.rows,))
         return sequence(
@@ -150,7 +152,7 @@ class _Kernel(AttentionStages):
     # -- softmax -----------------------------------------------------------------------------------------------
 
     def _weigh(self) -> Any:
-        """Exponentials in the place of scores, and for each query one over their sum."""
+        """Exponentials of the scores, and for each query one over their sum."""
         a, grid, config = self.a, self.grid, self.config
         sharing = config.sharing
         row = grid.alias("row", tirx.floordiv(self.thread, index(sharing)), config.rows)
@@ -179,7 +181,7 @@ class _Kernel(AttentionStages):
             at = self.place(self.exponent.shape, self.batch, query, key)
             value = self.program.value(self.exponent, at, [], homes)
             return sequence(
-                store(own, value, [zero]), store(self.scores, own[zero], [row, key]),
+                store(own, value, [zero]), store(self.weights, own[zero], [row, key]),
                 store(total, total[zero] + own[zero], [zero]),
             )  # fmt: skip
 
@@ -222,7 +224,7 @@ class _Kernel(AttentionStages):
                     return store(part, value, [lane])
 
                 def multiply(lane: Any) -> Any:
-                    return store(acc, acc[lane] + self.scores[row, key] * part[lane], [lane])
+                    return store(acc, acc[lane] + self.weights[row, key] * part[lane], [lane])
 
                 return sequence(grid.vector(wide, fetch), grid.vector(wide, multiply))
 
