@@ -78,7 +78,7 @@ class _Kernel(AttentionStages):
 
         def one(slot: Any) -> Any:
             linear = slot * index(threads) + self.thread
-            number = grid.alias("number", linear, slots * threads)
+            number = grid.alias("number", linear, count)
             return grid.guarded(linear, count, slots * threads, lambda: body(number))
 
         return grid.loop("slot", slots, one)
@@ -88,10 +88,9 @@ class _Kernel(AttentionStages):
     def _bring(self) -> Any:
         """The queries to LDS, [depth, rows]."""
         a, grid, rows = self.a, self.grid, self.config.rows
-        reach = ceil_div(a.depth * rows, self.config.threads) * self.config.threads
 
         def one(number: Any) -> Any:
-            row = grid.alias("row", tirx.floordiv(number, index(a.depth)), ceil_div(reach, a.depth))
+            row = grid.alias("row", tirx.floordiv(number, index(a.depth)), rows)
             k = grid.alias("k", tirx.floormod(number, index(a.depth)), a.depth)
             value = self.element(self.scored, self.scored.value.a, self.batch, self._query(row), index(0), k)
             return store(self.queries, value, [k, row])
@@ -112,7 +111,7 @@ class _Kernel(AttentionStages):
 
         def step(s: Any) -> Any:
             linear = s * index(across) + own
-            key = grid.alias("key", linear, steps * across)
+            key = grid.alias("key", linear, a.keys)
             return grid.guarded(linear, a.keys, steps * across, lambda: one(key))
 
         def one(key: Any) -> Any:
@@ -165,7 +164,7 @@ class _Kernel(AttentionStages):
         def over(body: Callable[[Any], Any]) -> Any:
             def step(s: Any) -> Any:
                 linear = s * index(sharing) + part
-                key = grid.alias("key", linear, steps * sharing)
+                key = grid.alias("key", linear, a.keys)
                 return grid.guarded(linear, a.keys, steps * sharing, lambda: body(key))
 
             return grid.loop("step", steps, step)
@@ -209,12 +208,11 @@ class _Kernel(AttentionStages):
         a, grid, config = self.a, self.grid, self.config
         wide = next(w for w in (4, 2, 1) if a.width % w == 0)
         columns = a.width // wide
-        reach = ceil_div(config.rows * columns, config.threads) * config.threads
         together = next(n for n in (_UNROLLED, 2, 1) if a.keys % n == 0)
         acc, part = grid.private("sum", (wide,)), grid.private("value", (wide,))
 
         def one(number: Any) -> Any:
-            row = grid.alias("row", tirx.floordiv(number, index(columns)), ceil_div(reach, columns))
+            row = grid.alias("row", tirx.floordiv(number, index(columns)), config.rows)
             column = grid.alias("column", tirx.floormod(number, index(columns)), columns)
 
             def add(key: Any) -> Any:
