@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from gpu_harness import HARDWARE, GpuCase
-from isa_harness import _affine, _conv, _depthwise
+from isa_harness import _affine, _conv, _depthwise, constant
 from test_cost_analytical import one
 from tvm.relax import op as R
 
@@ -16,6 +16,7 @@ from autofuse.cost.gpu import GpuCostModel
 from autofuse.cost.model import Candidate
 from autofuse.graph.model import Group, Work
 from autofuse.schedule.family import KernelShape
+from autofuse.schedule.gpu.gemm import GpuGemmConfig
 from autofuse.schedule.gpu.roof import BARRIER_CYCLES, MEMORY_CYCLES
 from autofuse.schedule.gpu.rows import GpuRowsConfig
 from autofuse.schedule.gpu.shape import GpuShape
@@ -84,6 +85,20 @@ def test_threads_that_stand_apart_move_whole_lines() -> None:
         return case.family.shape(case.group, GpuRowsConfig(256 // across, across, 1, vector, 0), HARDWARE).l1_bytes
 
     assert moved(1, 1) == 16 * moved(16, 1) == 16 * moved(64, 4) and moved(1, 4) == 4 * moved(4, 4)
+
+
+def test_what_stands_before_a_product_is_computed_for_each_read() -> None:
+    """A 3×3 convolution in tiles of 32 places brings 25 tiles of 32 × 576, each element after its own maximum."""
+    case = GpuCase(
+        family("gpu_gemm", "gpu"),
+        lambda bb, x: R.nn.conv2d(bb(R.nn.relu(x)), constant(64, 64, 3, 3), padding=1),
+        [(1, 64, 28, 28)],
+    )
+    graph, config = case.group.graph, GpuGemmConfig(32, 64, 16, 4, 4, 1)
+    product = Group.of(graph, [next(op.index for op in case.group.operators if op.kind == "nn.conv2d")])
+    whole, alone = (case.family.shape(group, config, HARDWARE) for group in (case.group, product))
+    again = (whole.extra_simple - alone.extra_simple) * whole.recompute
+    assert again == pytest.approx(25 * 32 * 576 - 64 * 28 * 28, rel=1e-3)
 
 
 def test_what_does_not_fit_has_no_cost_and_launches_have() -> None:

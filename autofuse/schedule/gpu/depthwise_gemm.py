@@ -18,7 +18,7 @@ from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily,
 from autofuse.schedule.gpu.elementwise import INJECTIVE
 from autofuse.schedule.gpu.gemm import GpuGemmConfig, Product, product_of, ranked, tiled
 from autofuse.schedule.gpu.roof import terms
-from autofuse.schedule.gpu.shape import BASE_REGISTERS, GpuShape, ceil_div
+from autofuse.schedule.gpu.shape import BASE_REGISTERS, GpuShape, ceil_div, computed_again
 from autofuse.target import GpuHardware, Hardware
 
 if TYPE_CHECKING:
@@ -65,11 +65,18 @@ class GpuDepthwiseGemmFamily(ScheduleFamily):
         return sorted(times, key=lambda c: (times[c], c.text))[:_CONFIGURATIONS]
 
     def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
-        """See `_shape`."""
+        """See `_shape`; what stands before a convolution is computed as often as it is read."""
         assert isinstance(config, GpuGemmConfig) and isinstance(hardware, GpuHardware)
         tensors = group.graph.tensors
         memory = sum(tensors[t].bytes for t in (*group.inputs, *group.outputs))
-        return _shape(*_extents(group, hardware), config, memory, sum(tensors[t].bytes for t in group.outputs))
+        product, taps = _extents(group, hardware)
+        made = _shape(product, taps, config, memory, sum(tensors[t].bytes for t in group.outputs))
+        depthwise = next(op for op in group.operators if P.is_depthwise(op))
+        pointwise = next(op for op in group.operators if P.is_pointwise(op))
+        left = made.tasks * ceil_div(product.depth, config.depth) * config.depth * config.rows
+        before = group.graph.ancestors[depthwise.index] | 1 << depthwise.index
+        again = computed_again(group, depthwise, [left * taps]) + computed_again(group, pointwise, [left], before)
+        return replace(made, extra_simple=made.extra_simple + again)
 
     def apply(self, func: PrimFunc, group: Group, config: Any, hardware: Hardware) -> PrimFunc:
         """See the module's description."""

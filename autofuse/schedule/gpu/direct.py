@@ -16,7 +16,7 @@ from autofuse.graph.model import Group, Operator
 from autofuse.graph.reasons import Refusal
 from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily, remembered
 from autofuse.schedule.gpu.elementwise import INJECTIVE
-from autofuse.schedule.gpu.shape import BASE_REGISTERS, GpuShape, ceil_div, whole_lines
+from autofuse.schedule.gpu.shape import BASE_REGISTERS, GpuShape, ceil_div, computed_again, whole_lines
 from autofuse.target import GpuHardware, Hardware
 
 if TYPE_CHECKING:
@@ -133,6 +133,7 @@ class GpuDirectFamily(ScheduleFamily):
         window = round(size.reads**0.5)
         # Along a row, `places` windows read places + window - 1 columns instead of places · window.
         shared = (config.places + window - 1) / (config.places * window)
+        anchor = next(op for op in group.operators if op.mapping not in INJECTIVE or op.reduction)
         lines = min(config.places, whole_lines(4 * size.vector, hardware.line_bytes))
         return GpuShape(
             tasks=groups,
@@ -147,6 +148,7 @@ class GpuDirectFamily(ScheduleFamily):
             memory_bytes=memory,
             footprint=ceil_div(memory, groups),
             threads=config.threads,
+            extra_simple=computed_again(group, anchor, [int(reads * shared) // 4]),
             registers=BASE_REGISTERS + width * 2 + size.vector * min(size.reads, 16),
         )
 

@@ -11,7 +11,7 @@ Rows are what the data alone is indexed by (places of images, rows of a matrix),
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -22,7 +22,7 @@ from autofuse.graph.reasons import Refusal
 from autofuse.schedule.family import Configuration, KernelShape, ScheduleFamily, remembered
 from autofuse.schedule.gpu.elementwise import INJECTIVE
 from autofuse.schedule.gpu.roof import terms
-from autofuse.schedule.gpu.shape import BASE_REGISTERS, GpuShape, ceil_div
+from autofuse.schedule.gpu.shape import BASE_REGISTERS, GpuShape, ceil_div, computed_again
 from autofuse.target import GpuHardware, Hardware
 from autofuse.target.gpu import MOST_THREADS
 
@@ -153,11 +153,15 @@ class GpuGemmFamily(ScheduleFamily):
         return ranked(_extents(group), hardware)[:_CONFIGURATIONS]
 
     def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
-        """See `tiled`."""
+        """See `tiled`; what stands before the product is computed for each tile that reads it."""
         assert isinstance(config, GpuGemmConfig) and isinstance(hardware, GpuHardware)
-        tensors = group.graph.tensors
+        tensors, size = group.graph.tensors, _extents(group)
         memory = sum(tensors[t].bytes for t in (*group.inputs, *group.outputs))
-        return tiled(_extents(group), config, memory, sum(tensors[t].bytes for t in group.outputs))
+        made = tiled(size, config, memory, sum(tensors[t].bytes for t in group.outputs))
+        anchor = next(op for op in group.operators if op.reduction)
+        brought = made.tasks * ceil_div(size.depth, config.depth) * config.depth
+        again = computed_again(group, anchor, (brought * config.rows, brought * config.columns))
+        return replace(made, extra_simple=made.extra_simple + int(again / made.recompute))
 
     def apply(self, func: PrimFunc, group: Group, config: Any, hardware: Hardware) -> PrimFunc:
         """See the module's description."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autofuse.graph.model import Group, Operator
 from autofuse.schedule.family import KernelShape
 from autofuse.target.hardware_gpu import GpuHardware
 
@@ -30,6 +32,27 @@ class GpuShape(KernelShape):
     def fits(self, hardware: GpuHardware) -> bool:
         """Whether a compute unit holds at least one workgroup."""
         return hardware.resident_waves(self.registers, self.lds_bytes, self.threads) > 0
+
+
+def computed_again(group: Group, anchor: Operator, reads: Sequence[int], apart: int = 0) -> int:
+    """Simple operations executed beyond the group's work: what stands before `anchor` is computed where it is read.
+
+    reads: elements that the kernel reads of each of the first operands, repetitions included. apart: members that do
+    not count, as a bit set. Functions count as often as they are slower than additions on gfx9.
+    """
+    graph = group.graph
+    total = 0.0
+    for tensor, read in zip(anchor.inputs, reads, strict=False):
+        producer = graph.producer.get(tensor)
+        if producer is None or not group.mask >> producer & 1:
+            continue
+        side = (graph.ancestors[producer] | 1 << producer) & group.mask & ~apart
+        times = max(0.0, read / graph.tensors[tensor].elements - 1.0)
+        for op in group.operators:
+            if side >> op.index & 1:
+                work = op.work
+                total += times * (work.fma + work.simple + work.compare + 4 * work.special + 10 * work.divide)
+    return int(total)
 
 
 def ceil_div(a: int, b: int) -> int:
