@@ -77,6 +77,17 @@ def test_too_few_resident_workgroups_wait_for_memory_and_barriers() -> None:
     assert terms(Work(), registers=24, barriers=10)["waiting"] == pytest.approx(found["waiting"] / 10)
 
 
+def test_waves_hide_each_others_waiting() -> None:
+    """A workgroup of four waves a unit is alone on each SIMD and waits for every barrier; ten hide it behind work."""
+    work = Work(fma=64 * 10**6)
+    alone = terms(work, registers=200, barriers=1)
+    assert alone["total"] == pytest.approx(alone["compute"] + alone["waiting"] + LATENCY)
+    many = terms(work, registers=24, barriers=1)
+    assert many["exposed"] == 0.0 and many["total"] == pytest.approx(many["compute"] + LATENCY)
+    idle = terms(Work(), registers=24, barriers=1)
+    assert idle["total"] == pytest.approx(idle["waiting"] + LATENCY)
+
+
 def test_threads_that_stand_apart_move_whole_lines() -> None:
     """Rows of 4096: neighbours that take one element of a row each read a line of 64 bytes for 4; 16 read it once."""
     case = GpuCase(family("gpu_rows", "gpu"), lambda bb, x: R.nn.softmax(x), [(64, 4096)])

@@ -1,11 +1,13 @@
 """How long a kernel takes on a GPU by its shape: what GPU families order their configurations by, and the cost model's
 formula.
 
-    time = max(compute, lds, l1, l2, memory, waiting) + one memory latency + further launches
+    busy = max(compute, lds, l1, l2, memory)
+    time = busy + what of waiting it does not cover + one memory latency + further launches
 
 compute, lds and l1 (whole lines of it) are what the busiest compute unit takes, since the last round of workgroups may
-leave others idle; l2 and memory are shared by all. waiting is what remains where too few workgroups are resident to
-cover each other's latencies: rounds of resident workgroups, each at least a memory latency and its barriers long.
+leave others idle; l2 and memory are shared by all. waiting are the latencies of a workgroup, one after another: rounds
+of resident workgroups, each at least a memory latency and its barriers long. A wave that is alone on its SIMD waits for
+all of them; one of m works while the others wait, so that busy covers up to (1 - 1/m) of itself.
 
 Sources: the roofline of Williams, Waterman, Patterson (CACM 52(4), 2009); occupancy from AMD's description of gfx9
 (waves, registers, LDS of a unit). No card was at hand: the latencies are judged, nothing is fitted.
@@ -50,9 +52,11 @@ def terms(work: Work, shape: GpuShape, hardware: GpuHardware) -> dict[str, float
         "memory": shape.memory_bytes * _outside(shape.memory_bytes, h.l2_bytes) / h.memory_bandwidth,
         "waiting": -(-each // busy) * (MEMORY_CYCLES + shape.barriers * BARRIER_CYCLES) / h.frequency_hz,
     }
-    roof = max(result[name] for name in ("compute", "lds", "l1", "l2", "memory", "waiting"))
+    roof = max(result[name] for name in ("compute", "lds", "l1", "l2", "memory"))
+    beside = max(1.0, busy * waves / h.simds)
+    result["exposed"] = max(0.0, result["waiting"] - roof * (1.0 - 1.0 / beside))
     launches = (shape.launches - 1) * h.call_overhead
-    result["total"] = max(_EMPTY, roof + MEMORY_CYCLES / h.frequency_hz) + launches
+    result["total"] = max(_EMPTY, roof + result["exposed"] + MEMORY_CYCLES / h.frequency_hz) + launches
     return result
 
 
