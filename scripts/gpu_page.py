@@ -11,6 +11,8 @@ from autofuse.report.results import table
 Row = Mapping[str, Any]
 #: What a compute unit of gfx906 holds.
 _WAVES = 40
+# What is said of a kernel that keeps intermediate results in memory which the host would have to give.
+_PARAMETERS = "more than the function's parameters"
 
 
 def page(content: Mapping[str, Any]) -> str:
@@ -30,7 +32,8 @@ Written by `scripts/gpu_kernels.py` for `{target}` (gfx906); how to read it: doc
 card or timed.** Every group of the plan that the search finds with the analytical cost model of GPUs, compiled as our
 family schedules it and as TVM's own rules (dlight) schedule the same fused function. Registers, LDS and spills are the
 compiler's; waves what a compute unit holds at once by them, of {waves}; MB what all threads load and store as the code
-stands, what caches save not taken off."""
+stands, what caches save not taken off. "Needs memory": the rules keep what lies between two operators in memory that
+they expect the host to give."""
 
 
 _TVM = """What TVM would run of the same lowered networks: the groups of its own fusion (FuseOps), by its rules, beside
@@ -114,7 +117,7 @@ def _kernels(rows: Sequence[Row]) -> str:
 
 def _numbers(side: Row) -> list[str]:
     if "status" in side:
-        return [side["status"], "", "", "", ""]
+        return ["needs memory" if _PARAMETERS in side["message"] else side["status"], "", "", "", ""]
     spilt = f" ({side['spills']} spilt)" if side["spills"] else ""
     launches = f" in {side['kernels']} kernels" if side["kernels"] > 1 else ""
     return [
