@@ -23,6 +23,7 @@ from autofuse.measure.jobs import fill_inputs
 from autofuse.measure.opencl import Device, device_called
 from autofuse.measure.opencl_runner import OpenClRunner, opencl_row
 from autofuse.records import RecordedHardware, SqliteStore
+from autofuse.schedule.registry import families
 from autofuse.target import GpuHardware, hardware_row, resolve
 from autofuse.target.fingerprint import STAND_IN
 
@@ -107,16 +108,17 @@ def test_collect_measures_a_network_through_opencl(tmp_path: Path, monkeypatch: 
     db = tmp_path / "r.db"
     arguments = [
         "collect", str(tmp_path / "small.onnx"), "--db", str(db), "--target", TARGET, "--opencl", POCL,
-        "--configs", "1", "--explore", "0", "--trials", "8", "--json",
+        "--configs", "1", "--explore", "0", "--trials", "4", "--json",
     ]  # fmt: skip
     ran = CliRunner().invoke(cli, arguments, catch_exceptions=False)
     counts = json.loads(ran.stdout)
-    assert (counts["measured"], counts["failed"]) == (8, 0), counts
+    assert (counts["measured"], counts["failed"]) == (4, 0), counts
     with SqliteStore(db, readonly=True) as store:
         records = list(store.records())
         (hardware,) = {r.hardware for r in records}
         assert hardware == opencl_row(resolve(TARGET), device_called(POCL)).digest
-    assert {r.status for r in records} == {"ok"} and {r.family for r in records} >= {"gpu_gemm", "gpu_direct"}
+    assert {r.status for r in records} == {"ok"}
+    assert {r.family for r in records} <= {f.name for f in families("gpu")} and len({r.family for r in records}) > 1
 
 
 def test_places_that_do_not_fit_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
