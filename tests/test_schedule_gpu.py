@@ -81,6 +81,7 @@ def test_vectors_stay_within_rows() -> None:
     [
         ("gpu_elementwise", lambda bb, x: R.nn.softmax(x), [(3, 5)], "reduces"),
         ("gpu_rows", _affine(8, 8), [(4, 8)], "no reduction of rows"),
+        ("gpu_rows", lambda bb, x: R.nn.max_pool2d(x, (2, 2), (2, 2)), [(1, 3, 8, 8)], "parts of its rows"),
         ("gpu_gemm", lambda bb, x: R.nn.softmax(x), [(3, 5)], "no product"),
         ("gpu_gemm", lambda bb, x, y: R.nn.softmax(bb(R.matmul(x, y))), [(3, 5), (5, 4)], "not one product"),
         ("gpu_direct", lambda bb, x: R.nn.softmax(x), [(3, 5)], "more than one reduction"),

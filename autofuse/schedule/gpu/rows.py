@@ -63,6 +63,10 @@ def _view(group: Group) -> Rows | Refusal:
         own = rows_of(op, group.graph)
         if isinstance(own, Refusal) or own.rows != found.rows:
             return Refusal("rows", f"{op.name} ({op.kind}) has several results a row", (op.index,))
+        # A window keeps a part of the axes that it looks along: neither one result a row nor as many as it reads.
+        results = group.graph.tensors[op.outputs[0]].elements
+        if results not in (own.rows * own.lanes, own.rows * own.elements * own.lanes):
+            return Refusal("rows", f"{op.name} ({op.kind}) reduces parts of its rows", (op.index,))
     return found
 
 
