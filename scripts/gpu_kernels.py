@@ -57,7 +57,7 @@ def again(content: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
     from autofuse.measure.cross import CrossCompiler
     from autofuse.target import resolve
 
-    with CrossCompiler(resolve(golden.TARGET)) as compiler:
+    with CrossCompiler(resolve(golden.TARGET), golden.PATIENCE) as compiler:
         before = {row["case"]: row for row in content["families"]}
         for row in golden.family_rows(compiler):
             old = before.get(row["case"], {"own": {"status": "missing"}})
@@ -104,7 +104,7 @@ def main() -> int:
 
         content = golden.kept() if golden.FILE.exists() else {"families": [], "networks": {}, "tvm": {}}
         networks, tvm = dict(content["networks"]), dict(content["tvm"])
-        with CrossCompiler(resolve(golden.TARGET)) as compiler:
+        with CrossCompiler(resolve(golden.TARGET), golden.PATIENCE) as compiler:
             families = content["families"]
             if not options.networks or not families:
                 families = told(golden.family_rows(compiler), "families")

@@ -31,6 +31,8 @@ __all__ = ["TARGET"]
 FILE = Path(__file__).with_name("gpu_code") / "resources.json"
 NETWORKS = ("mobilenet_v1", "minilm_l6", "yolov4_tiny", "resnet50")
 STRATEGY = "dp"
+#: Seconds that a kernel may take to compile: most take one, on a busy machine as long as it likes.
+PATIENCE = 300.0
 Row = dict[str, Any]
 
 #: How far what is found may be from what was kept: so much, or such a part of it. Registers are the compiler's choice,

@@ -26,7 +26,7 @@ CONTENT = golden.kept()
 
 @pytest.fixture(scope="module")
 def compiler() -> Iterator[CrossCompiler]:
-    with CrossCompiler(resolve(golden.TARGET)) as made:
+    with CrossCompiler(resolve(golden.TARGET), golden.PATIENCE) as made:
         yield made
 
 
