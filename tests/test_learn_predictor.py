@@ -278,7 +278,7 @@ class TestDirectory:
 class TestCommand:
     @pytest.fixture(autouse=True)
     def registry(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        monkeypatch.setattr("autofuse.schedule.registry.family", family_of)
+        monkeypatch.setattr("autofuse.schedule.registry.any_family", family_of)
         monkeypatch.setenv("AUTOFUSE_HOME", str(tmp_path / "home"))
 
     @pytest.fixture
