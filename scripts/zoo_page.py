@@ -57,8 +57,9 @@ def page(raws: Sequence[Raw], learned: Sequence[Raw] = ()) -> str:
         machines(raws),
         f"Every engine ran with {' or '.join(map(str, threads))} threads in a process of its own, on the same inputs;"
         " they took turns round by round, in an order that rotates, with a pause before each turn. The threads of the"
-        " peers are told to sleep, not to spin, where they wait; TVM's pool, ours, looks for work for a few"
-        " microseconds before it sleeps. A fixed kernel on all threads runs before and after each turn: while it takes"
+        " peers are told to sleep, not to spin, where they wait (OpenVINO's do not heed it); TVM's pool, ours, yields"
+        " for about a millisecond before it sleeps, which is in our favour: docs/kernels.md, peers that may spin."
+        " A fixed kernel on all threads runs before and after each turn: while it takes"
         " over 1.5 times its best time a neighbour has part of the machine, and the turn is put off or repeated, up to"
         " four times; turns that stay disturbed count only where there are no others. A latency is the median of the"
         " calls that count, ± half the distance between the quartiles; a ratio is the median over the rounds that both"
