@@ -232,8 +232,9 @@ def test_the_nearer_reference_follows_the_operations_per_byte() -> None:
     group = chain(["a"])
     assert nearer_reference(Candidate(group, FAMILY, Scale())) == "memory"
     # What stays in a cache does not wait for memory.
-    assert nearer_reference(Candidate(group, FAMILY, Scale()), 2 * 512) == "arithmetic"
+    assert nearer_reference(Candidate(group, FAMILY, Scale()), 2 * 512) == "product"
     assert nearer_reference(Candidate(group, FAMILY, Scale()), 2 * 512 - 1) == "memory"
     busy = replace(group.graph.operators[0], work=replace(group.work, fma=64 * 100))
     heavy = replace(group.graph, operators=(busy,))
-    assert nearer_reference(Candidate(Group.of(heavy, [0]), FAMILY, Scale())) == "arithmetic"
+    assert nearer_reference(Candidate(Group.of(heavy, [0]), FAMILY, Scale())) == "product"
+    assert nearer_reference(Candidate(Group.of(heavy, [0]), FAMILY, Scale()), 0, "arithmetic") == "arithmetic"

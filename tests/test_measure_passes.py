@@ -25,7 +25,7 @@ from autofuse.measure import (
     ReplayRunner,
     collect,
 )
-from autofuse.measure.passes import CAPPED, SETTLED, UNFINISHED, agrees, with_samples
+from autofuse.measure.passes import CAPPED, SETTLED, UNFINISHED, agrees, narrow, with_samples
 from autofuse.records import Record, RecordStore
 
 
@@ -60,7 +60,7 @@ class TestCollectionInPasses:
         times = (1e-3, 2e-3, 3e-3)
         for r in store.records():
             assert r.samples == pytest.approx((*times, *(1.5 * t for t in times), *times) if r.ok else ())
-            assert r.message == (SETTLED if r.ok else "there is no record to replay")
+            assert r.message == (CAPPED if r.ok else "there is no record to replay")
             assert r.cold_samples == ((4e-3, 6e-3) * 3 if r.config == "scale=2" else ())
             assert all(len(t) == len(r.samples) for t in r.reference_samples.values())
         assert replayed(store, passes=3).cached == 6
@@ -222,11 +222,21 @@ class TestPasses:
 
     def result(self, least: float, beside: float = 1e-4, **changes: object) -> MeasureResult:
         references = {"arithmetic": (beside, beside), "memory": (5e-3, 5e-3)}
-        return MeasureResult("w", "c", "ok", "", (2e-3, least), references, **changes)  # type: ignore[arg-type]
+        return MeasureResult("w", "c", "ok", "", (20 * beside, least), references, **changes)  # type: ignore[arg-type]
 
-    def test_the_least_times_count_over_those_of_the_reference_that_counts(self) -> None:
+    def test_the_interval_of_all_ratios_must_be_narrow(self) -> None:
+        steady = self.record(samples=(1e-3,) * 4, reference_samples={"arithmetic": (1e-4,) * 4})
+        slowed = self.record(
+            samples=(1e-3, 2e-3) * 4, reference_samples={"arithmetic": (1e-4, 2e-4) * 4, "memory": (1e-3,) * 8}
+        )
+        assert narrow(steady, 0.03) and narrow(slowed, 0.03) and not narrow(replace(slowed, reference="memory"), 0.03)
+        assert not narrow(self.record(), 0.03)  # too few to tell
+        cold = {"cold_samples": (4e-3, 5e-3) * 4, "cold_reference_samples": {"arithmetic": (1e-4,) * 8}}
+        assert not narrow(replace(steady, **cold), 0.03)  # type: ignore[arg-type]
+
+    def test_the_times_count_over_those_of_the_reference_that_counts(self) -> None:
         assert agrees(self.record(), self.result(1.02e-3), 0.03) and agrees(self.record(), self.result(0.98e-3), 0.03)
-        assert not agrees(self.record(), self.result(1.04e-3), 0.03)
+        assert not agrees(self.record(), self.result(1.05e-3), 0.03)
         assert agrees(self.record(), self.result(1.5e-3, 1.5e-4), 0.03)
         assert not agrees(self.record(), self.result(1e-3, 1.5e-4), 0.03)
         assert not agrees(self.record(reference="memory"), self.result(1e-3), 0.03)

@@ -16,7 +16,7 @@ from autofuse.measure import (
 )
 from autofuse.measure.cold import LEAST_WEIGHTS, MOST_COPIED, Arena, copies_needed, in_turn, weight_bytes
 from autofuse.measure.jobs import fill_inputs
-from autofuse.measure.timing import Calm, Steadiness, half_width, take_samples
+from autofuse.measure.timing import Steadiness, half_width, take_samples
 
 
 class Clock:
@@ -97,45 +97,6 @@ class TestTiming:
         limits = MeasureLimits(min_samples=4, max_samples=10, retakes=5, budget=1e9, min_sample=0.0)
         taken = take_samples(clock.kernel(itertools.repeat(1e-3)), {"memory": slow}, "memory", limits, clock, steady)
         assert len(taken.kernel) == len(taken.references["memory"]) == 15
-
-    def test_samples_between_two_looks_that_were_not_both_calm_are_taken_again(self) -> None:
-        """The probe sees what the reference does not: a neighbour in the caches."""
-        clock = Clock()
-        looks = itertools.cycle([1e-5] * 9 + [1.2e-5] * 3)  # three runs a look
-        calm = Calm(lambda times: next(looks))
-        disturbed = [False]
-
-        def look() -> bool:
-            disturbed[0] = not Calm.look(calm)
-            return not disturbed[0]
-
-        calm.look = look  # type: ignore[method-assign]
-
-        def kernel() -> None:
-            clock.now += 2e-3 if disturbed[0] else 1e-3
-
-        limits = MeasureLimits(min_samples=5, max_samples=5, retakes=20, budget=1e9, min_sample=0.0, least_of=1)
-        reference = {"memory": clock.kernel(itertools.repeat(1e-3))}
-        taken = take_samples(kernel, reference, "memory", limits, clock, calm=calm)
-        assert taken.calm and taken.kernel == pytest.approx([1e-3] * 5)
-
-    def test_what_is_calm_is_forgotten_after_a_long_time_only(self) -> None:
-        clock = itertools.chain([1e-5] * 3, itertools.repeat(1.5e-5))
-        calm = Calm(lambda times: next(clock))
-        assert calm.look() and not any(calm.look() for _ in range(99_000))
-        assert any(calm.look() for _ in range(2_000))
-
-    def test_what_is_never_calm_is_kept_and_said_to_be_disturbed(self) -> None:
-        clock = Clock()
-        looks = itertools.chain([1e-5] * 3, itertools.repeat(1.5e-5))
-        calm = Calm(lambda times: next(looks))
-        assert calm.look() and not calm.look()
-        limits = MeasureLimits(min_samples=4, max_samples=6, retakes=3, budget=1e9, min_sample=0.0)
-        reference = {"memory": clock.kernel(itertools.repeat(1e-3))}
-        kernel = clock.kernel(itertools.repeat(2e-3))
-        taken = take_samples(kernel, reference, "memory", limits, clock, calm=calm)
-        # Three of them, with no calm one among them, tell that this is no time to measure.
-        assert not taken.calm and len(taken.kernel) == len(taken.references["memory"]) == 3
 
     def test_a_noisy_kernel_is_sampled_up_to_the_cap_or_the_budget(self) -> None:
         clock = Clock()

@@ -15,7 +15,7 @@ from autofuse.errors import RecordError
 from autofuse.graph.model import MappingType, Role, Work
 from autofuse.records import Form, MemoryStore, Record, RecordedHardware, RecordStore, SqliteStore, Workload
 from autofuse.records.groups import group_from_text, group_to_text
-from autofuse.records.record import quiet
+from autofuse.records.record import quiet, ratio_of
 from autofuse.records.software import software_versions
 
 
@@ -256,17 +256,23 @@ class TestRecord:
                 record(**change)
 
     def test_disturbed_samples_do_not_move_the_ratio(self) -> None:
-        """Half of the samples of kernel and reference are hit, in different places."""
-        samples = tuple(1e-3 if i % 2 else 9e-3 for i in range(12))
-        beside = tuple(8e-3 if i % 4 < 2 else 2e-3 for i in range(12))
+        """A third of the samples of kernel and reference are hit, in different places; or all, alike."""
+        samples = tuple(9e-3 if i % 6 < 2 else 1e-3 for i in range(12))
+        beside = tuple(8e-3 if i % 6 > 3 else 2e-3 for i in range(12))
+        assert ratio_of(samples, beside) == pytest.approx(0.5)
         assert record(samples=samples, reference_samples={"arithmetic": beside}).ratio == pytest.approx(0.5)
+        slow = tuple(1.25 + i / 100 for i in range(12))
+        assert ratio_of([1e-3 * s for s in slow], [2e-3 * s for s in slow]) == pytest.approx(0.5)
+        # Where pairs say one thing and quiet times another, half of the difference remains.
+        assert ratio_of([1.0, 1.0, 1.0], [2.0, 0.5, 0.5]) == pytest.approx(2.0)
+        assert ratio_of([1.0, 1.2, 1.2], [1.0, 1.0, 1.0]) == pytest.approx(1.2**0.5)
         assert quiet([3.0]) == 3.0 and quiet([4.0, 1.0, 3.0, 2.0, 5.0]) == 1.0
         assert quiet([9.0 - n for n in range(9)] * 2) == 1.0 and quiet([*range(3, 33)]) == 4.0
 
     def test_median_and_ratio(self) -> None:
         r = record(samples=(2.0, 4.0, 9.0), reference_samples={"arithmetic": (1.0, 1.0, 3.0)})
-        assert r.latency == 4.0 and r.ratio == 2.0 and r.reference_latency == 1.0
-        assert r.normalise(2.0) == 4.0 and r.normalise(None) == 4.0
+        assert r.latency == 4.0 and r.ratio == pytest.approx(6.0**0.5) and r.reference_latency == 1.0
+        assert r.normalise(2.0) == pytest.approx(2 * 6.0**0.5) and r.normalise(None) == 4.0
         assert failure().latency is None and failure().normalise(2.0) is None
 
     def test_cold_median_and_ratio(self) -> None:

@@ -102,7 +102,7 @@ class TestEveryStore:
         assert other.import_lines(old) == 1
         assert list(other.records()) == [cold(codegen_version=0)]
         assert other.lookup([cold().identity]) == [None]
-        lines[0]["schema"] = 4
+        lines[0]["schema"] = 5
         lines[-1]["codegen_version"] = -1
         old.write_text("".join(json.dumps(value) + "\n" for value in lines))
         with pytest.raises(RecordError, match=r"codegen_version -1 is no version"):

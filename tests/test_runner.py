@@ -126,7 +126,7 @@ def bad(folder: Path) -> str:
 
 @pytest.fixture(scope="module", params=["local", "replay"])
 def runner(request: pytest.FixtureRequest, job: MeasureJob, weighted: MeasureJob) -> Iterator[Runner]:
-    times, beside = (1e-5, 2e-5, 3e-5, 4e-5), {"arithmetic": (1e-4,) * 4, "memory": (1e-3,) * 4}
+    times, beside = (1e-5, 2e-5, 3e-5, 4e-5), {"product": (1e-4,) * 4, "memory": (1e-3,) * 4}
     known = MeasureResult(job.key, job.candidate, "ok", "", times, beside)
     cold = replace(known, candidate=weighted.candidate, cold_samples=times, cold_reference_samples=beside)
     replayed = ReplayRunner({(r.key, r.candidate): r for r in (known, cold)})
@@ -148,7 +148,7 @@ class TestEveryRunner:
         assert result.status == "ok" and result.latency is not None and 0 < result.latency < 1.0
         assert len(result.samples) >= 3
         assert {n: len(t) for n, t in result.reference_samples.items()} == {
-            "arithmetic": len(result.samples),
+            "product": len(result.samples),
             "memory": len(result.samples),
         }
         assert result.cold_samples == () and result.cold_reference_samples == {}
@@ -158,7 +158,7 @@ class TestEveryRunner:
         assert result.status == "ok", result.message
         count = len(result.cold_samples)
         assert count >= 3 and all(0 < seconds < 1 for seconds in result.cold_samples)
-        assert {n: len(t) for n, t in result.cold_reference_samples.items()} == {"arithmetic": count, "memory": count}
+        assert {n: len(t) for n, t in result.cold_reference_samples.items()} == {"product": count, "memory": count}
         assert len(result.reference_samples["memory"]) == len(result.samples) >= 3
 
     def test_takes_no_job_before_the_last_result_was_taken(self, runner: Runner, job: MeasureJob) -> None:

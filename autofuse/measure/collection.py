@@ -41,8 +41,10 @@ RequestOf = Callable[[CollectItem, str, Path], BuildRequest]
 _BALANCE = 4.0
 
 
-def nearer_reference(candidate: Candidate, last_cache: int = 0) -> str:
+def nearer_reference(candidate: Candidate, last_cache: int = 0, arithmetic: str = "product") -> str:
     """The reference kernel that a candidate is more like: memory where its time goes into waiting for that.
+
+    `arithmetic` is the runner's name of the other one.
 
     It reads and writes many bytes for each operation, and more of them than half of the last cache (bytes; 0: unknown)
     holds. What stays in a cache slows down with its core, not with memory.
@@ -50,7 +52,7 @@ def nearer_reference(candidate: Candidate, last_cache: int = 0) -> str:
     group = candidate.group
     tensors = group.graph.tensors
     moved = sum(tensors[t].bytes for t in (*group.inputs, *group.outputs))
-    return "memory" if group.work.flops <= _BALANCE * moved and 2 * moved > last_cache else "arithmetic"
+    return "memory" if group.work.flops <= _BALANCE * moved and 2 * moved > last_cache else arithmetic
 
 
 def last_cache(hardware: RecordedHardware) -> int:
@@ -179,6 +181,7 @@ class _Collection:
             batch, pending = pending[:size], pending[size:]
             pending = [*self.batch(batch), *pending]
             self.batches += 1
+            self.runner.renew()
             self.time_again(self.batches)
 
     def elapsed(self) -> float:
@@ -370,11 +373,15 @@ class _Collection:
             expected,
             self.settings.tolerance,
             self.settings.seed,
-            nearer_reference(item.candidate, last_cache(self.hardware)),
+            self.nearer(item),
             self.settings.limits.part(self.settings.passes),
             last_cache(self.hardware),
             loose_share(item.candidate.group),
         )
+
+    def nearer(self, item: CollectItem) -> str:
+        """The reference kernel that counts."""
+        return nearer_reference(item.candidate, last_cache(self.hardware), self.runner.arithmetic)
 
     def skip(self, said: str) -> None:
         """Count a candidate that is left out; each reason is kept once."""
@@ -415,7 +422,7 @@ class _Collection:
             message,
             result.samples if result else (),
             result.reference_samples if result else {},
-            result.reference if result else nearer_reference(item.candidate, last_cache(self.hardware)),
+            result.reference if result else self.nearer(item),
             self.versions["tvm"],
             self.versions["autofuse"],
             built.tir_digest,

@@ -125,8 +125,7 @@ class MeasureResult:
     """How a job ended: a status of `records.STATUSES`, one line of message, samples in seconds for `ok`.
 
     `reference_samples[name][i]` was taken next to `samples[i]`. `cold_samples` are those with cold weights, in the same
-    way beside `cold_reference_samples`; none for a kernel whose cold latency is its hot one (`cold.py`). `calm`:
-    nothing disturbed them, as far as the runner can tell.
+    way beside `cold_reference_samples`; none for a kernel whose cold latency is its hot one (`cold.py`).
     """
 
     key: str
@@ -138,7 +137,6 @@ class MeasureResult:
     reference: str = "arithmetic"
     cold_samples: tuple[float, ...] = ()
     cold_reference_samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
-    calm: bool = True
 
     @property
     def latency(self) -> float | None:

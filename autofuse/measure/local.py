@@ -30,6 +30,9 @@ class LocalRunner(Runner):
         for job in jobs:
             yield result_of(job, self._child.request(job.to_dict(), job.limits.timeout))
 
+    def renew(self) -> None:
+        self._child.close()
+
     def close(self) -> None:
         self._child.close()
 
@@ -52,5 +55,4 @@ def result_of(job: MeasureJob, outcome: Outcome) -> MeasureResult:
         job.reference,
         samples_from(value.get("cold_samples", ())),
         {name: samples_from(times) for name, times in value.get("cold_references", {}).items()},
-        bool(value.get("calm", True)),
     )

@@ -27,6 +27,8 @@ class OpenClRunner(Runner):
     TargetError if there is none. A kernel that crashes or hangs takes the child with it; another is started.
     """
 
+    arithmetic = "arithmetic"
+
     def __init__(self, device: str) -> None:
         device_called(device)  # say now what is missing, not with the first kernel
         self._cache = tempfile.TemporaryDirectory(prefix="autofuse-")

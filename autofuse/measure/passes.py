@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autofuse.measure.jobs import MeasureJob, MeasureResult
-from autofuse.records.record import Record, now, quiet
+from autofuse.measure.timing import half_width
+from autofuse.records.record import Record, now, quiet, ratio_of
 
-#: Messages of successes that are timed in several passes: a calm pass found what was known; it did not, and all passes
-#: were made; passes are left. Records of a single pass, and those from before this was said, say nothing.
+#: Messages of successes that are timed in several passes: a pass found what was known, and the interval of the samples
+#: is narrow enough; it did not, and all passes were made; passes are left. Records of a single pass, and those from
+#: before this was said, say nothing.
 SETTLED, CAPPED, UNFINISHED = "settled", "not settled, all passes made", "passes are left"
 
 
@@ -35,7 +37,8 @@ def unfinished(record: Record) -> bool:
 
 
 def after_pass(timing: Timing, result: MeasureResult, within: float) -> Timing:
-    """What is known after the pass that is due: settled if it was calm and found the same times `within` a share.
+    """What is known after the pass that is due: settled if it found the same times, and all samples together tell the
+    ratio to the reference, `within` a share.
 
     A pass that did not succeed is made once more before it counts, unless the numbers were wrong: what was timed well
     may have been ended from outside, for want of memory that something else took.
@@ -45,10 +48,10 @@ def after_pass(timing: Timing, result: MeasureResult, within: float) -> Timing:
         if result.status == "wrong" or timing.failed:
             return replace(timing, record=with_samples(record, result), due=())
         return replace(timing, due=tuple(later) or (first + 1,), failed=True)
-    settled = result.calm and agrees(record, result, within)
+    longer = with_samples(record, result)
+    settled = agrees(record, result, within) and narrow(longer, within)
     message = SETTLED if settled else UNFINISHED if later else CAPPED
-    longer = replace(with_samples(record, result), message=message)
-    return replace(timing, record=longer, due=() if settled else tuple(later), failed=False)
+    return replace(timing, record=replace(longer, message=message), due=() if settled else tuple(later), failed=False)
 
 
 def passes_made(record: Record, most_samples: int) -> int:
@@ -82,21 +85,36 @@ def with_samples(record: Record, result: MeasureResult) -> Record:
 def agrees(record: Record, result: MeasureResult, within: float) -> bool:
     """Whether another run of a kernel found the times that its record has, hot and cold, within a share of them.
 
-    What is compared is what counts: quiet times over those of the reference beside them. A disturbance that is still
-    there, or that the record stood in throughout, makes them differ.
+    What is compared is what counts: ratios to the reference beside them, or quiet times where there is none.
     """
+    return near(
+        (record.samples, record.reference_samples), (result.samples, result.reference_samples), record.reference, within
+    ) and near(
+        (record.cold_samples, record.cold_reference_samples), (result.cold_samples, result.cold_reference_samples),
+        record.reference, within,
+    )  # fmt: skip
 
-    def near(
-        before: Sequence[float], beside: Mapping[str, Sequence[float]],
-        now_: Sequence[float], now_beside: Mapping[str, Sequence[float]],
-    ) -> bool:  # fmt: skip
-        if not before or not now_:
-            return not before and not now_
-        change = quiet(now_) / quiet(before)
-        if beside.get(record.reference) and now_beside.get(record.reference):
-            change *= quiet(beside[record.reference]) / quiet(now_beside[record.reference])
-        return abs(change - 1) <= within
 
-    return near(record.samples, record.reference_samples, result.samples, result.reference_samples) and near(
-        record.cold_samples, record.cold_reference_samples, result.cold_samples, result.cold_reference_samples
-    )
+Samples = tuple[Sequence[float], Mapping[str, Sequence[float]]]
+
+
+def near(before: Samples, after: Samples, reference: str, within: float) -> bool:
+    """Whether two sets of samples, each with those of the references beside them, tell the same; two empty ones do."""
+    if not before[0] or not after[0]:
+        return not before[0] and not after[0]
+    if before[1].get(reference) and after[1].get(reference):
+        change = ratio_of(after[0], after[1][reference]) / ratio_of(before[0], before[1][reference])
+    else:
+        change = quiet(after[0]) / quiet(before[0])
+    return abs(change - 1) <= within
+
+
+def narrow(record: Record, within: float) -> bool:
+    """Whether the 95 % confidence interval of a kernel's time over its reference's is ±`within` of it, hot and cold."""
+
+    def told(samples: Sequence[float], references: Mapping[str, Sequence[float]]) -> bool:
+        beside = references.get(record.reference)
+        ratios = [s / r for s, r in zip(samples, beside, strict=False)] if beside else samples
+        return not samples or half_width(ratios) <= within
+
+    return told(record.samples, record.reference_samples) and told(record.cold_samples, record.cold_reference_samples)

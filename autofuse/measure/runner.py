@@ -16,9 +16,18 @@ class Runner(abc.ABC):
     exception; the jobs after it are measured as if it had not been. MeasureError if nothing can be measured at all.
     """
 
+    #: The reference kernel of what is bound by arithmetic; every runner has "memory" too.
+    arithmetic = "product"
+
     @abc.abstractmethod
     def measure(self, jobs: Iterable[MeasureJob]) -> Iterator[MeasureResult]:
         """One result for each job, in order, each as soon as it is there; the next job starts when it is asked for."""
+
+    def renew(self) -> None:  # noqa: B027 (nothing to do is an answer)
+        """Have the next kernel measured by another process, where the runner has processes of its own.
+
+        Where its memory lies can make a kernel twice as slow as long as a process lives.
+        """
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -29,7 +29,6 @@ class Samples:
 
     kernel: tuple[float, ...]
     references: Mapping[str, tuple[float, ...]]
-    calm: bool = True  # they were taken in calm moments
 
 
 def half_width(values: Sequence[float]) -> float:
@@ -60,32 +59,6 @@ class Steadiness:
         return statistics.median(self._times[name]) if name in self._times else None
 
 
-class Calm:
-    """Whether the caches are this process's own: a kernel that reads from them, against the least that it took before.
-
-    The references do not tell: one works in registers, the other's own noise is as large as what disturbs a kernel. The
-    least is that of the last 100,000 looks, a quarter of an hour or so: far longer than a disturbance.
-    """
-
-    _EACH, _BLOCKS = 500, 200
-
-    def __init__(self, run: Timed, within: float = 0.06) -> None:
-        self._run = run
-        self._within = within
-        self._looks = 0
-        self._least: deque[float] = deque(maxlen=self._BLOCKS)  # of so many looks each
-
-    def look(self) -> bool:
-        """Whether this moment is calm."""
-        self._run(1)  # brings its data back
-        seconds = min(self._run(1), self._run(1))
-        if self._looks % self._EACH == 0:
-            self._least.append(seconds)
-        self._looks += 1
-        self._least[-1] = min(self._least[-1], seconds)
-        return seconds <= (1 + self._within) * min(self._least)
-
-
 def take_samples(
     kernel: Callable[[], object],
     references: Mapping[str, Callable[[], object]],
@@ -93,11 +66,10 @@ def take_samples(
     limits: MeasureLimits,
     clock: Callable[[], float] = time.perf_counter,
     steadiness: Steadiness | None = None,
-    calm: Calm | None = None,
 ) -> Samples:
     """`sample_runs` of callables that run a kernel once in this process, timed by `clock`."""
     runs = {name: timed(run, clock) for name, run in references.items()}
-    return sample_runs(timed(kernel, clock), runs, reference, limits, clock, steadiness, calm)
+    return sample_runs(timed(kernel, clock), runs, reference, limits, clock, steadiness)
 
 
 def timed(run: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> Timed:
@@ -119,16 +91,14 @@ def sample_runs(
     limits: MeasureLimits,
     clock: Callable[[], float] = time.perf_counter,
     steadiness: Steadiness | None = None,
-    calm: Calm | None = None,
 ) -> Samples:
     """Time `kernel`, each sample next to every reference, until `limits` say that it is enough.
 
     The references run in the order of the mapping; the kernel once more, untimed, before its sample, so that it finds
     its data in the caches as it would in a network run over and over. Of a few timings in a row the least counts, of
     the references too where they are short. A sample whose reference is further than `limits.drift` off its usual time
-    was taken while a neighbour had part of the machine, and so was one before or after which `calm` said no: it is
-    taken again, up to `limits.retakes` of them, and left out unless too few remain; after a few samples of which none
-    was calm there are no more. `clock` (seconds) is what the budget is held against.
+    was taken while a neighbour had part of the machine: it is taken again, up to `limits.retakes` of them, and left out
+    unless too few remain. `clock` (seconds) is what the budget is held against.
     """
     steady = steadiness or Steadiness()
     start = clock()
@@ -136,21 +106,14 @@ def sample_runs(
     repeats = max(1, min(math.ceil(limits.min_sample / once), 10_000))
     samples: list[float] = []
     beside: dict[str, list[float]] = {name: [] for name in references}
-    calms: list[bool] = []
-    few = max(1, limits.min_samples // 2)
     while True:
         for name, run in references.items():
             beside[name].append(_least(run, 1, min(_SHORT_RUNS, limits.least_of), _SHORT))
             steady.add(name, beside[name][-1])
-        quiet = calm is None or calm.look()
         if once < _LONG:
             kernel(1)
         samples.append(_least(kernel, repeats, limits.least_of, limits.burst))
-        calms.append(quiet and (calm is None or calm.look()))
         kept = _undisturbed(beside.get(reference), steady.usual(reference), len(samples), limits)
-        kept = [i for i in kept if calms[i]]
-        if calm is not None and not kept and len(samples) > few:
-            break  # another pass may find a calm moment, this one does not
         n = len(kept)
         if n >= limits.max_samples or len(samples) >= limits.max_samples + limits.retakes:
             break
@@ -159,13 +122,11 @@ def sample_runs(
         ratios = [samples[i] / beside[reference][i] if reference in beside else samples[i] for i in kept]
         if n >= limits.min_samples and half_width(ratios) <= limits.confidence:
             break
-    undisturbed = len(kept) >= few
     if len(kept) < min(limits.min_samples, len(samples)):
         kept = list(range(len(samples)))
     return Samples(
         tuple(samples[i] for i in kept),
         {name: tuple(times[i] for i in kept) for name, times in beside.items()},
-        undisturbed,
     )
 
 

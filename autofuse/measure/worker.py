@@ -14,15 +14,15 @@ from autofuse.measure.child import Handler
 from autofuse.measure.cold import Arena, cold_arguments, in_turn
 from autofuse.measure.jobs import ArgumentSpec, MeasureJob, fill_inputs
 from autofuse.measure.outputs import compare, poison
-from autofuse.measure.references import build_probe, build_references
-from autofuse.measure.timing import Calm, Samples, Steadiness, take_samples, timed
+from autofuse.measure.references import build_references
+from autofuse.measure.timing import Samples, Steadiness, take_samples
 from autofuse.schedule.preparations import prepare
 
 
 def factory() -> Handler:
     """The handler of measuring jobs; the reference kernels are built once, here."""
     references = build_references()
-    steadiness, calm = Steadiness(), Calm(timed(build_probe()))
+    steadiness = Steadiness()
     arena = Arena()
 
     def handle(request: dict[str, Any]) -> dict[str, Any]:
@@ -34,13 +34,11 @@ def factory() -> Handler:
         wrong = wrong_outputs(job, tensors)
         if wrong:
             return {"status": "wrong", "message": wrong}
-        hot = take_samples(
-            lambda: kernel(*tensors), references, job.reference, job.limits, steadiness=steadiness, calm=calm
-        )
+        hot = take_samples(lambda: kernel(*tensors), references, job.reference, job.limits, steadiness=steadiness)
         cold = None
         if sets := cold_arguments(job, arrays, tensors, arena):
             run = in_turn(kernel, sets)
-            cold = take_samples(run, references, job.reference, job.limits.cold, steadiness=steadiness, calm=calm)
+            cold = take_samples(run, references, job.reference, job.limits.cold, steadiness=steadiness)
         return answer_of(hot, cold)
 
     return handle
@@ -48,8 +46,7 @@ def factory() -> Handler:
 
 def answer_of(hot: Samples, cold: Samples | None) -> dict[str, Any]:
     """What the runner is told of a kernel that was timed."""
-    calm = hot.calm and (cold is None or cold.calm)
-    answer: dict[str, Any] = {"status": "ok", "samples": hot.kernel, "references": hot.references, "calm": calm}
+    answer: dict[str, Any] = {"status": "ok", "samples": hot.kernel, "references": hot.references}
     if cold is not None:
         answer |= {"cold_samples": cold.kernel, "cold_references": cold.references}
     return answer

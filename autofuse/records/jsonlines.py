@@ -1,6 +1,6 @@
 """Records as JSON lines: takes a store and writes a file, or a file and gives a MemoryStore.
 
-The first line is {"type": "autofuse-records", "schema": 4}, with "evaluation_only": true where nothing may be learned
+The first line is {"type": "autofuse-records", "schema": 5}, with "evaluation_only": true where nothing may be learned
 from the records; then hardware, workloads (with their models), forms and records, one object a line, sorted, so that
 two exports of the same content are the same bytes and files diff well. Files of schema 1, whose records have no cold
 samples, and of schemas 2 and 3, whose records do not say what version of the code generation made them, are read too.

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from autofuse.errors import RecordError
-from autofuse.records.record import REFERENCES, quiet
-from autofuse.records.schema import APPLICATION, SCHEMA_VERSION, VERSION_1, VERSION_2, VERSION_4
+from autofuse.records.record import REFERENCES, quiet, ratio_of
+from autofuse.records.schema import APPLICATION, SCHEMA_VERSION, VERSION_1, VERSION_2, VERSION_4, VERSION_5
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
+
+
+Ratio = Callable[[Sequence[float], Sequence[float]], float]
 
 
 def _create(db: Database) -> None:
@@ -31,6 +34,16 @@ def _add_cold_samples(db: Database) -> None:
 
 def _take_least_times(db: Database) -> None:
     """Ratios of the least samples instead of lower quartiles; the references' usual times follow."""
+    _compute_ratios(db, lambda times, beside: quiet(times) / quiet(beside), ("arithmetic", "memory"))
+
+
+def _compute_ratios(db: Database, ratio: Ratio, names: Sequence[str]) -> None:
+    """Of all records, with the usual times of the references `names`, which follow from the same samples."""
+
+    def of(samples: str, references: str, name: str) -> float | None:
+        times, beside = json.loads(samples), json.loads(references).get(name)
+        return ratio(times, beside) if times and beside else None
+
     last = 0
     while True:
         rows = db.execute(
@@ -40,19 +53,18 @@ def _take_least_times(db: Database) -> None:
         ).fetchall()
         if not rows:
             break
-        for number, samples, references, reference, cold, cold_references in rows:
-            least = _least(json.loads(references).get(reference))
-            cold_least = _least(json.loads(cold_references).get(reference))
-            whole, cold_whole = _least(json.loads(samples)), _least(json.loads(cold))
-            ratio = whole / least if whole and least else None
-            cold_ratio = cold_whole / cold_least if cold_whole and cold_least else None
+        for number, samples, references, name, cold, cold_references in rows:
+            beside = json.loads(references).get(name)
             db.execute(
                 "UPDATE record SET reference_latency = ?, ratio = ?, cold_ratio = ? WHERE id = ?",
-                [least, ratio, cold_ratio, number],
-            )
+                [
+                    quiet(beside) if beside else None, of(samples, references, name), of(cold, cold_references, name),
+                    number,
+                ],
+            )  # fmt: skip
         last = rows[-1][0]
     for (digest,) in db.execute("SELECT digest FROM hardware").fetchall():
-        set_usual_times(db, digest)
+        set_usual_times(db, digest, names)
 
 
 def _add_code_generation(db: Database) -> None:
@@ -60,13 +72,15 @@ def _add_code_generation(db: Database) -> None:
         db.execute(statement)
 
 
-def _least(times: list[float] | None) -> float | None:
-    return quiet(times) if times else None
+def _add_product(db: Database) -> None:
+    for statement in VERSION_5:
+        db.execute(statement)
+    _compute_ratios(db, ratio_of, REFERENCES)
 
 
-def set_usual_times(db: Database, hardware: str) -> None:
+def set_usual_times(db: Database, hardware: str, names: Sequence[str] = REFERENCES) -> None:
     """The medians of the references' quiet times over a hardware's records become their usual times."""
-    for name in REFERENCES:
+    for name in names:
         times = db.execute(
             """SELECT r.reference_latency FROM record AS r JOIN hardware AS h ON h.id = r.hardware
             WHERE h.digest = ? AND r.status = 'ok' AND r.reference = ? AND r.reference_latency IS NOT NULL""",
@@ -81,6 +95,7 @@ MIGRATIONS: tuple[Callable[[Database], None], ...] = (
     _add_cold_samples,
     _take_least_times,
     _add_code_generation,
+    _add_product,
 )
 
 

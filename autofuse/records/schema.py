@@ -12,17 +12,18 @@ form        the group as it was stored when measured (`groups.py`): workload and
 record      one measurement of one kernel: the three above, configuration, border layouts, how it ended, samples (JSON
             list, seconds), reference samples (JSON object of lists as long as `samples`), the reference that counts,
             and what look-ups need of them: latency (median, seconds), reference_latency (mean of the reference's least
-            tenth, seconds), ratio (that of the samples / that of the reference's). tir_digest identifies
+            tenth, seconds), ratio (`record.ratio_of`: samples / reference samples). tir_digest identifies
             the scheduled code. created is UTC. digest makes merging idempotent. From version 2 on: cold_latency,
             cold_ratio, cold_samples, cold_reference_samples, the same of the samples with cold weights (NULL or empty
-            where there are none). Before version 3 the lower quartile stood for the mean of the least tenth.
+            where there are none). Before version 3 the lower quartile stood for the mean of the least tenth,
+            before version 5 ratios were those of the least tenths alone, and there was no reference "product".
 """
 
 from __future__ import annotations
 
 from autofuse.records.record import REFERENCES, STATUSES
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 APPLICATION = "autofuse records"
 EVALUATION_ONLY = "evaluation_only"
 
@@ -73,7 +74,7 @@ VERSION_1 = (
         message TEXT NOT NULL,
         samples TEXT NOT NULL,
         reference_samples TEXT NOT NULL,
-        reference TEXT NOT NULL CHECK (reference IN ({_one_of(REFERENCES)})),
+        reference TEXT NOT NULL CHECK (reference IN ('arithmetic', 'memory')),
         latency REAL CHECK (latency > 0),
         reference_latency REAL CHECK (reference_latency > 0),
         ratio REAL CHECK (ratio > 0),
@@ -111,4 +112,45 @@ VERSION_4 = (
 """The statements that make a database of version 3 one of version 4: nobody knows what its records' code was made by.
 
 Foreign keys must not be enforced meanwhile.
+"""
+
+_RECORD_5 = """id, digest, workload, hardware, software, config, layouts, status, message, samples, reference_samples,
+    reference, latency, reference_latency, ratio, tir_digest, created, cold_latency, cold_ratio, cold_samples,
+    cold_reference_samples"""
+
+VERSION_5 = (
+    "ALTER TABLE hardware ADD COLUMN product_baseline REAL",
+    f"""CREATE TABLE record_5 (
+        id INTEGER PRIMARY KEY,
+        digest TEXT NOT NULL UNIQUE,
+        workload INTEGER NOT NULL REFERENCES workload (id),
+        hardware INTEGER NOT NULL REFERENCES hardware (id),
+        software INTEGER NOT NULL REFERENCES software (id),
+        config TEXT NOT NULL,
+        layouts TEXT NOT NULL,
+        status TEXT NOT NULL CHECK (status IN ({_one_of(STATUSES)})),
+        message TEXT NOT NULL,
+        samples TEXT NOT NULL,
+        reference_samples TEXT NOT NULL,
+        reference TEXT NOT NULL CHECK (reference IN ({_one_of(REFERENCES)})),
+        latency REAL CHECK (latency > 0),
+        reference_latency REAL CHECK (reference_latency > 0),
+        ratio REAL CHECK (ratio > 0),
+        tir_digest TEXT NOT NULL,
+        created TEXT NOT NULL,
+        cold_latency REAL CHECK (cold_latency > 0),
+        cold_ratio REAL CHECK (cold_ratio > 0),
+        cold_samples TEXT NOT NULL DEFAULT '[]',
+        cold_reference_samples TEXT NOT NULL DEFAULT '{{}}',
+        CHECK ((status = 'ok') = (latency IS NOT NULL)))""",
+    f"INSERT INTO record_5 ({_RECORD_5}) SELECT {_RECORD_5} FROM record",
+    "DROP TABLE record",
+    "ALTER TABLE record_5 RENAME TO record",
+    "CREATE INDEX record_lookup ON record (workload, hardware, config, layouts)",
+    "CREATE INDEX record_hardware ON record (hardware, status)",
+    "CREATE INDEX record_software ON record (software)",
+)
+"""The statements that make a database of version 4 one of version 5: another reference kernel may count.
+
+Foreign keys must not be enforced meanwhile; ratios are computed anew after it.
 """

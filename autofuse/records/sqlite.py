@@ -263,7 +263,8 @@ class SqliteStore(RecordStore):
         return self.baseline(hardware)
 
     def baseline(self, hardware: str) -> Mapping[str, float]:
-        rows = self.rows("SELECT arithmetic_baseline, memory_baseline FROM hardware WHERE digest = ?", [hardware])
+        columns = ", ".join(f"{name}_baseline" for name in REFERENCES)
+        rows = self.rows(f"SELECT {columns} FROM hardware WHERE digest = ?", [hardware])
         return {name: row[i] for row in rows for i, name in enumerate(REFERENCES) if row[i] is not None}
 
     @property

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from autofuse.records.record import Record
+from autofuse.records.record import REFERENCES, Record
 
 JOINED = """record AS r
     JOIN workload AS w ON w.id = r.workload
@@ -14,12 +14,11 @@ JOINED = """record AS r
     JOIN software AS s ON s.id = r.software"""
 
 # NULL when the record has no ratio or the hardware no baseline yet: then the plain latency stands.
-NORMALISED = """coalesce(r.ratio * CASE r.reference WHEN 'arithmetic' THEN h.arithmetic_baseline
-    ELSE h.memory_baseline END, r.latency)"""
+_USUAL = "CASE r.reference " + " ".join(f"WHEN '{name}' THEN h.{name}_baseline" for name in REFERENCES) + " END"
+NORMALISED = f"coalesce(r.ratio * {_USUAL}, r.latency)"
 
 # The hot one again when there are no cold samples.
-COLD_NORMALISED = f"""coalesce(r.cold_ratio * CASE r.reference WHEN 'arithmetic' THEN h.arithmetic_baseline
-    ELSE h.memory_baseline END, r.cold_latency, {NORMALISED})"""
+COLD_NORMALISED = f"coalesce(r.cold_ratio * {_USUAL}, r.cold_latency, {NORMALISED})"
 
 COLUMNS = f"""w.key, h.digest, s.family, s.family_version, r.config, r.layouts, r.status, r.message, r.samples,
     r.reference_samples, r.reference, s.tvm, s.autofuse, r.tir_digest, r.created, {NORMALISED} AS normalised,
