@@ -23,9 +23,10 @@ def page(log: Mapping[str, Any], stores: Mapping[str, Mapping[str, Any]]) -> str
         networks_table(stores),
         families_table(stores),
         "## How the timing of its kernels ended\n",
-        "A kernel is timed in up to six passes, seconds and minutes apart, until a calm one has found the same time"
-        " within 3 % (`docs/records.md`): settled. Beside that, for how many the 95 % confidence interval of the ratio"
-        " to the reference, over all samples that were kept, is within ±3 %. Passes that a run was too short for are"
+        "A kernel is timed in up to five passes, seconds and minutes apart, until one has found the same time within"
+        " 3 % and the interval is that narrow too (`docs/records.md`): settled. Beside that, for how many the 95 %"
+        " confidence interval of the ratio to the reference, over all samples that were kept, is within ±3 %. Passes that a run was"
+        " too short for are"
         " made when it is started again; records from before this was kept do not say how their timing ended.\n",
         timing_table(stores),
         "## How long it took\n",
@@ -67,7 +68,7 @@ def timing_table(stores: Mapping[str, Mapping[str, Any]]) -> str:
         [f"`data/{name}`", *(f"{store['timing'][key]} of {store['ok']}" for key in keys)]
         for name, store in stores.items()
     ]
-    headings = ["store", "settled", "not settled in six passes", "passes left", "not said", "interval within 3 %"]
+    headings = ["store", "settled", "not settled in five passes", "passes left", "not said", "interval within 3 %"]
     return table(headings, rows)
 
 

@@ -46,12 +46,12 @@ class MeasureLimits:
     budget: float = 1.0
     warmup: int = 2
     min_samples: int = 6
-    max_samples: int = 24
+    max_samples: int = 20
     confidence: float = 0.03
     min_sample: float = 2e-4  # a timing repeats the kernel until it lasts this long
     drift: float = 0.10
-    retakes: int = 12
-    most_cold: int = 12
+    retakes: int = 5
+    most_cold: int = 10
     least_of: int = 8
     burst: float = 2.5e-3
 
