@@ -75,11 +75,6 @@ class Unbuildable(Stub):
         return wrong.with_body(body)
 
 
-@pytest.fixture(scope="module")
-def branches() -> Analysed:
-    return analysed_model(two_branches())
-
-
 def split_in(analysed: Analysed, family: ScheduleFamily) -> list[Assignment]:
     """The add + sigmoid + layout change under `family`, the convolutions as they should be."""
     pairs = zip(of_kind(analysed, "nn.conv2d"), of_kind(analysed, "nn.relu"), strict=True)

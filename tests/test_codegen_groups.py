@@ -6,17 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from codegen_cases import analysed_model, of_kind, run_function, two_branches
+from codegen_cases import analysed_model, of_kind, run_function
 from frontend_graphs import model, node, weights
 
 from autofuse.codegen.fuse_ops import fuse_ops_partition
 from autofuse.compiler import Analysed
 from autofuse.graph.model import Group
-
-
-@pytest.fixture(scope="module")
-def branches() -> Analysed:
-    return analysed_model(two_branches())
 
 
 @pytest.fixture(scope="module")

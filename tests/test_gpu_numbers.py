@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
-from gpu_harness import HARDWARE, Pocl, pocl_missing
+from gpu_harness import HARDWARE, Pocl
 from gpu_networks import LAYERS, Run, apart, plan
 from random_checks import RandomCosts
 from random_models import random_model
@@ -15,15 +13,6 @@ from autofuse.compiler import analyse_for
 
 # Chosen so that every family but TVM's rules is met; `scripts/gpu_numbers.py --seeds` tries any number of them.
 SEEDS = (1, 3, 6, 11)
-
-
-@pytest.fixture(scope="module")
-def pocl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pocl]:
-    if missing := pocl_missing():
-        pytest.skip(missing)
-    made = Pocl(tmp_path_factory.mktemp("pocl"))
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("seed", SEEDS)

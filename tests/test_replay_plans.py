@@ -17,15 +17,8 @@ from autofuse.learn.plans import NetworkPlans
 from autofuse.learn.replay_plans import Replayable, differences, kernels_of, read, renumbered, save
 from autofuse.search.problem import Thresholds
 from autofuse.search.thresholds import save_thresholds
-from autofuse.target.hardware_file import load_hardware
-from autofuse.target.registry import resolve
 
 FILES = sorted(replay.PLANS.glob("*.json.gz"))
-
-
-@pytest.fixture(scope="module")
-def planned(network: Path) -> NetworkPlans:
-    return NetworkPlans.of_model(str(network), load_hardware(resolve("llvm", 2)))
 
 
 def test_a_network_from_its_file_is_planned_as_the_network_itself(planned: NetworkPlans, tmp_path: Path) -> None:

@@ -5,12 +5,11 @@ PoCL checks indices and arithmetic of the schedules; code for the card, races an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from gpu_cases import CASES, Emit, Shapes
-from gpu_harness import HARDWARE, WAVE32, GpuCase, Pocl, pocl_missing
+from gpu_harness import HARDWARE, WAVE32, GpuCase, Pocl
 from isa_harness import _affine
 from tvm.relax import op as R
 
@@ -18,15 +17,6 @@ from autofuse.schedule.gpu.elementwise import GpuElementwiseConfig
 from autofuse.schedule.gpu.gemm import GpuGemmConfig
 from autofuse.schedule.gpu.rows import GpuRowsConfig
 from autofuse.schedule.registry import families, family
-
-
-@pytest.fixture(scope="module")
-def pocl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pocl]:
-    if missing := pocl_missing():
-        pytest.skip(missing)
-    made = Pocl(tmp_path_factory.mktemp("pocl"))
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize(("name", "what", "emit", "shapes", "behind"), CASES, ids=[f"{c[0]}: {c[1]}" for c in CASES])
