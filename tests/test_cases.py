@@ -18,7 +18,8 @@ from fusion_cases import FusionCase
 
 from autofuse.codegen import build
 from autofuse.codegen.executable import Executable
-from autofuse.compiler import Analysed, analyse, choose_cost_model, generate, problem_of
+from autofuse.compiler import Analysed, analyse, choose_cost_model, problem_of
+from autofuse.generation import generate
 from autofuse.graph.model import Group, Role
 from autofuse.search.check import fault, runs_in_order
 from autofuse.search.problem import SearchProblem, SearchResult

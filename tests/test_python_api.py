@@ -58,8 +58,9 @@ def test_fusion_leaves_fewer_kernels(executable: Executable, network: Path) -> N
 
 def test_records_are_told_apart_from_the_cost_model_asked_for(network: Path, tmp_path: Path) -> None:
     """The description names the model behind the records, and how many groups of the plan a record has priced."""
-    from autofuse.compiler import analyse, assignment_of, choose_cost_model, problem_of
+    from autofuse.compiler import analyse, choose_cost_model, problem_of
     from autofuse.cost.model import Candidate
+    from autofuse.generation import assignment_of
     from autofuse.graph.keys import workload_key
     from autofuse.records import Record, RecordedHardware, Workload, open_store
     from autofuse.records.identity import identity_of

@@ -7,16 +7,13 @@ Both operands are expressions: what they read may be padded, rearranged or compu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING, Any
 
-import tvm_ffi
 from tvm import tirx
-from tvm.ir.expr import TensorLoad
 
 from autofuse.schedule import ScheduleError
 from autofuse.schedule.cpu.loops import sequence, store
+from autofuse.schedule.gpu.gemm_axes import LONG, WIDE, Axes, Side, axes_of, side_of
 from autofuse.schedule.gpu.grid import Grid
 from autofuse.schedule.gpu.shape import ceil_div
 from autofuse.schedule.stages import Program, Stage, finish, index, lift, unravel
@@ -24,12 +21,8 @@ from autofuse.schedule.stages import Program, Stage, finish, index, lift, unrave
 if TYPE_CHECKING:
     from autofuse.schedule.gpu.gemm import GpuGemmConfig
 
-# Elements of the widest access of a lane, and of a vector of LDS.
-_WIDE = 4
 # Elements of both operands that a thread reads before it multiplies.
 _READ_AHEAD = 32
-# Elements that lie together from which on a wave's lanes stand along them.
-_LONG = 16
 
 
 def build(func: Any, config: GpuGemmConfig, behind: int = 0) -> Any:
@@ -40,65 +33,7 @@ def build(func: Any, config: GpuGemmConfig, behind: int = 0) -> Any:
     reductions = [s for s in program.stages if s.how]
     if len(reductions) != behind + 1:
         raise ScheduleError(f"the function has {len(reductions)} reductions, not {behind + 1}")
-    return _Kernel(program, _axes(reductions[-1]), config, reductions[0] if behind else None).build()
-
-
-@dataclass(frozen=True, eq=False)
-class Axes:
-    """The iteration variables of a product and their extents, by what they index. `stage` is the product."""
-
-    stage: Stage
-    left: Any
-    right: Any
-    batches: tuple[int, ...]  # positions among the stage's axes
-    rows: tuple[int, ...]
-    columns: tuple[int, ...]
-
-    def extent(self, places: Sequence[int]) -> int:
-        """Product of the extents of axes."""
-        return prod(self.stage.shape[p] for p in places)
-
-
-def _axes(stage: Stage) -> Axes:
-    """The axes of a product, by what they index."""
-    if stage.how != "add" or not isinstance(stage.value, tirx.Mul):
-        raise ScheduleError(f"stage {stage.name} is no sum of products")
-    left, right = stage.value.a, stage.value.b
-    in_left, in_right = _variables(left), _variables(right)
-    places: dict[str, list[int]] = {"batches": [], "rows": [], "columns": []}
-    for place, var in enumerate(stage.iters):
-        if stage.shape[place] == 1:
-            continue
-        kind = ("batches" if var in in_right else "rows") if var in in_left else "columns"
-        places[kind].append(place)
-    return Axes(stage, left, right, *(tuple(places[k]) for k in ("batches", "rows", "columns")))
-
-
-def _variables(expr: Any) -> set[Any]:
-    found: set[Any] = set()
-    tvm_ffi.structural_walk(expr, (tirx.Var, found.add))
-    return found
-
-
-@dataclass(frozen=True)
-class Side:
-    """How one operand is brought: `size` of a tile along its own axis (rows or columns), `total` of all tiles.
-
-    along_depth: vectors stand along the depth, else along the operand's axis; vector: their elements; run: elements
-    that lie together in memory along that axis.
-    """
-
-    size: int
-    total: int
-    along_depth: bool
-    vector: int
-    run: int
-
-    @property
-    def pitch(self) -> int:
-        """Elements from one depth of the tile in LDS to the next: more than its size where lanes stand along the depth,
-        which would write to the same banks."""
-        return self.size + (_WIDE if self.along_depth and self.run > _LONG else 0)
+    return _Kernel(program, axes_of(reductions[-1]), config, reductions[0] if behind else None).build()
 
 
 class _Kernel:
@@ -109,40 +44,18 @@ class _Kernel:
         self.grid = Grid(program)
         stage = axes.stage
         self.depth = stage.reads
+        # What the left operand is made of where it is brought stays as it stands.
+        left = axes.left if first is not None else program.substitute(axes.left, {}, {})
         self.sides = (
-            self._side(axes.left, axes.rows, config.rows), self._side(axes.right, axes.columns, config.columns)
-        )  # fmt: skip
+            side_of(axes, left, axes.rows, config.rows),
+            side_of(axes, program.substitute(axes.right, {}, {}), axes.columns, config.columns),
+        )
         # Columns that lie together in the result are stored as vectors.
         last = max((p for p, e in enumerate(stage.shape) if e > 1), default=-1)
         inner = stage.shape[last] if last in axes.columns else 1
-        self.wide = next(w for w in (_WIDE, 2, 1) if inner % w == 0 and config.micro_columns % w == 0)
+        self.wide = next(w for w in (WIDE, 2, 1) if inner % w == 0 and config.micro_columns % w == 0)
         # Neighbours in a wave take neighbouring columns, or rows where the columns that lie together are one vector.
-        self.rows_first = last in axes.rows or (last in axes.columns and inner <= _WIDE and bool(axes.rows))
-
-    def _side(self, factor: Any, places: Sequence[int], size: int) -> Side:
-        """What lies together in the largest tensor that an operand reads."""
-        stage = self.axes.stage
-        made_here = self.first is not None and factor is self.axes.left
-        plain = factor if made_here else self.program.substitute(factor, {}, {})
-        loads: list[Any] = []
-        tvm_ffi.structural_walk(plain, (TensorLoad, loads.append))
-        total = self.axes.extent(places)
-        if not loads:
-            return Side(size, total, False, 1, 1)
-        load = max(loads, key=lambda n: prod(int(e) for e in n.source.shape))
-        last = max((i for i, e in enumerate(load.source.shape) if int(e) > 1), default=0)
-        used = _variables(load.indices[last])
-        depths = [(v, e) for v, e in zip(stage.reduces, stage.reduced, strict=True) if e > 1]
-        own = [(stage.iters[p], stage.shape[p]) for p in places]
-        for along_depth, axes in ((True, depths), (False, own)):
-            # Only the innermost axis counts: the linear index runs along it.
-            if axes and axes[-1][0] in used:
-                extent = axes[-1][1]
-                if _divides(load.indices[last], axes[-1][0]):
-                    extent = min(extent, int(load.source.shape[last]))
-                vector = next(w for w in (_WIDE, 2, 1) if extent % w == 0 and size % w == 0)
-                return Side(size, total, along_depth, vector, extent)
-        return Side(size, total, False, 1, 1)
+        self.rows_first = last in axes.rows or (last in axes.columns and inner <= WIDE and bool(axes.rows))
 
     # -- the nest ----------------------------------------------------------------------------------------------
 
@@ -272,7 +185,7 @@ class _Kernel:
         grid, depth = self.grid, self.config.depth
         if side.along_depth:
             rows, depths = side.size, depth // side.vector
-            return self._pair(number, reach, depths if side.run > _LONG else rows, side.run > _LONG)
+            return self._pair(number, reach, depths if side.run > LONG else rows, side.run > LONG)
         rows = side.size // side.vector
         together = side.run // side.vector
         if side.run < side.size and rows % together == 0 and together > 1:
@@ -372,10 +285,8 @@ class _Kernel:
 
     def _widths(self) -> tuple[int, int]:
         """Elements of a thread's rows and columns that stand together."""
-        rows = next(w for w in (_WIDE, 2, 1) if self.config.micro_rows % w == 0)
-        return rows, self.wide if self.wide > 1 else next(
-            w for w in (_WIDE, 2, 1) if self.config.micro_columns % w == 0
-        )
+        rows = next(w for w in (WIDE, 2, 1) if self.config.micro_rows % w == 0)
+        return rows, self.wide if self.wide > 1 else next(w for w in (WIDE, 2, 1) if self.config.micro_columns % w == 0)
 
     def _multiply(self, buffer: Any) -> Any:
         """The micro-tile's products for one piece of the depth."""
@@ -464,15 +375,3 @@ class _Kernel:
             value = product(at) if output is stage else program.value(output, at, [], homes)
             parts.append(store(output.buffer, value, at))
         return sequence(*parts)
-
-
-def _divides(expr: Any, var: Any) -> bool:
-    """Whether an index takes a remainder (or quotient) of what holds `var`."""
-    found = False
-
-    def visit(node: Any) -> None:
-        nonlocal found
-        found = found or var in _variables(node)
-
-    tvm_ffi.structural_walk(expr, ((tirx.FloorDiv, tirx.FloorMod), visit))
-    return found
