@@ -48,12 +48,10 @@ class Contest:
     def child(self, name: str) -> Child:
         """The process of an engine or a probe."""
         from autofuse.bench.child import Child
-        from autofuse.target.pool import SPIN_COUNT
 
         if name not in self._children:
-            # While one engine takes its turn the others wait in other processes and long since sleep: all may spin
-            # between the calls of a turn, as TVM's pool does. One BLAS thread: the probe brings its own.
-            own = {"torch": {"GOMP_SPINCOUNT": str(25 * SPIN_COUNT)}, "arithmetic": {"OPENBLAS_NUM_THREADS": "1"}}
+            # One BLAS thread: the probe brings its own.
+            own = {"arithmetic": {"OPENBLAS_NUM_THREADS": "1"}}
             self._children[name] = Child(name, self._peers[name], self.threads, environment=own.get(name))
         return self._children[name]
 
@@ -164,7 +162,7 @@ def _workload(engine: str, folder: Path, model: Any, threads: int) -> Any:
     from autofuse.bench.peer import Workload
 
     options: dict[str, Any] = {
-        "autofuse": {"executable": str(folder / "model.so")}, "onnxruntime": {"spinning": True},
+        "autofuse": {"executable": str(folder / "model.so")},
         "arithmetic": {"kind": "arithmetic"}, "memory": {"kind": "memory"},
     }.get(engine, {})  # fmt: skip
     names = tuple(v.name for v in model.graph.input), tuple(v.name for v in model.graph.output)

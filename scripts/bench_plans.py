@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 RAW = ROOT / "docs" / "results" / "plans"
 PAGE = ROOT / "docs" / "plans.md"
-SCHEMA = 1
+SCHEMA = 2
 #: Runs of the whole plan each time, and kernels between two times.
 RUNS, EVERY = 12, 12
 TOLERANCE = 0.05
@@ -45,8 +45,8 @@ def prepare(network: str, folder: Path, threads: int) -> None:
     from autofuse.graph.keys import canonical_text, workload_key
     from autofuse.graph.model import Role
     from autofuse.measure import CollectItem, MeasureJob, PoolBuilder
-    from autofuse.measure.collection import nearer_reference
     from autofuse.measure.kernels import KernelSource
+    from autofuse.measure.nearer import nearer_reference
     from autofuse.measure.replay import candidate_text
     from autofuse.records.identity import identity_of
     from autofuse.report.results import write_json
@@ -121,7 +121,7 @@ def measure(folder: Path) -> dict[str, Any]:
     from autofuse.measure.process import ChildProcess
     from autofuse.measure.settings import PASSES
     from autofuse.records import MemoryStore, Record, RecordedHardware, Workload
-    from autofuse.records.record import quiet
+    from autofuse.records.record import NETWORK_REFERENCE, quiet, ratio_of
     from autofuse.report.results import machine
 
     prepared = json.loads((folder / "prepared.json").read_text(encoding="utf-8"))
@@ -129,13 +129,15 @@ def measure(folder: Path) -> dict[str, Any]:
     arguments = (str(folder / "model.so"), str(folder / "inputs.npz"))
     plan = ChildProcess("autofuse.profile.child:Handler", arguments, common_environment(threads))
     latencies: list[float] = []
+    beside: list[float] = []
     times: dict[str, list[list[float]]] = {}
 
     def run_plan() -> None:
-        outcome = plan.request({"runs": RUNS}, 300)
+        outcome = plan.request({"runs": RUNS, "beside": True}, 300)
         if outcome.status != "ok":
             raise RuntimeError(f"{prepared['network']}: {outcome.status}: {outcome.message}")
         latencies.extend(outcome.value["latencies"])
+        beside.extend(outcome.value["references"])
         for name, runs in outcome.value["times"].items():
             times.setdefault(name, []).extend(runs)
 
@@ -145,6 +147,7 @@ def measure(folder: Path) -> dict[str, Any]:
     with contextlib.closing(plan), LocalRunner(threads) as runner:
         run_plan()
         for number in range(PASSES):
+            runner.renew()
             for position, (job, result) in enumerate(zip(jobs, runner.measure(jobs), strict=True)):
                 if result.status != "ok":
                     raise RuntimeError(f"{job.candidate}: {result.status}: {result.message}")
@@ -193,7 +196,8 @@ def measure(folder: Path) -> dict[str, Any]:
         "schema": SCHEMA,
         **{name: prepared[name] for name in ("network", "threads", "cold")},
         "machine": machine(),
-        "latency": quiet(latencies),
+        "latency": ratio_of(latencies, beside) * store.baseline("here")[NETWORK_REFERENCE],
+        "quiet": quiet(latencies),
         "median": float(np.median(latencies)),
         "runs": len(latencies),
         "kernels": found,
@@ -237,6 +241,7 @@ def row(raw: Mapping[str, Any], hardware: Hardware) -> dict[str, float]:
         "refill": term.refill,
         "predicted": predicted,
         "measured": raw["latency"],
+        "quiet": raw["quiet"],
         "median": raw["median"],
         "inside": inside,
         "left": raw["latency"] / predicted - 1,
@@ -272,13 +277,13 @@ def page(raws: Sequence[Mapping[str, Any]], hardware: Hardware) -> str:
         left.append(abs(found["left"]))
         times = [
             number(1e3 * found[name], "{:.3f}")
-            for name in ("kernels", "calls", "refill", "predicted", "measured", "median", "inside")
+            for name in ("kernels", "calls", "refill", "predicted", "measured", "quiet", "median", "inside")
         ]
         weights = "cold" if raw["cold"] else "hot"
         share = number(100 * found["left"], "{:+.1f} %")
         rows.append([raw["network"], weights, str(int(found["launches"])), *times, share])
     headings = ["network", "weights", "launches", "kernels, ms", "calls, ms", "from L3 again, ms", "predicted, ms"]
-    headings += ["measured, ms", "measured, median", "kernels inside, ms", "left over"]
+    headings += ["measured, ms", "least tenth", "median", "kernels inside, ms", "left over"]
     within, over = sum(share <= TOLERANCE for share in left), faults(raws, hardware)
     return "\n".join(
         [
@@ -287,10 +292,11 @@ def page(raws: Sequence[Mapping[str, Any]], hardware: Hardware) -> str:
             machine_text(raws[0]["machine"]) + "\n" if raws else "",
             "Each kernel of a network's plan was timed by itself as `autofuse collect` times it, with hot weights, or"
             " with cold ones where the network's weights exceed half of the last cache; the plan was run in between."
-            " Kernels and measured plans are least tenths (`records/record.py`); the median of the plan's runs stands"
-            " beside them. What a plan adds is that of `cost/plan_term.py`: calls of the virtual machine, and operands"
-            " that come from L3 again. `kernels inside` are the kernels' times within the plan, each with an observer"
-            " around it. Left over: measured over predicted.\n",
+            " Kernels and measured plans are normalised latencies (docs/records.md): over the reference kernel that ran"
+            " beside each of their samples; the least tenth and the median of the plan's own runs stand beside them."
+            " What a plan adds is that of `cost/plan_term.py`: calls of the virtual machine, and operands that come"
+            " from L3 again. `kernels inside` are the kernels' times within the plan, each with an observer around it."
+            " Left over: measured over predicted.\n",
             table(headings, rows),
             f"Within {100 * TOLERANCE:g} %: {within} of {len(raws)}.\n",
             *(["Measured beyond what is predicted, of the others:\n", *(f"- {f}" for f in over), ""] if over else []),

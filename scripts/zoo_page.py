@@ -43,6 +43,18 @@ LEARNED = (
 )
 
 
+def _asleep(raws: Sequence[Raw]) -> str:
+    """What to know of results from before threads were left to spin."""
+    old = sorted({raw["network"] for raw in raws if not raw.get("spinning")})
+    if not old:
+        return ""
+    return (
+        f" Not so in the runs of {', '.join(old)}: there the peers' threads were told to sleep (OpenVINO's do not heed"
+        " it) while TVM's pool, ours, yields for about a millisecond before it sleeps, which is in our favour:"
+        " docs/kernels.md, peers that may spin."
+    )
+
+
 def page(raws: Sequence[Raw], learned: Sequence[Raw] = ()) -> str:
     """The whole page."""
     if not raws:
@@ -56,9 +68,9 @@ def page(raws: Sequence[Raw], learned: Sequence[Raw] = ()) -> str:
         "## Machine and method",
         machines(raws),
         f"Every engine ran with {' or '.join(map(str, threads))} threads in a process of its own, on the same inputs;"
-        " they took turns round by round, in an order that rotates, with a pause before each turn. The threads of the"
-        " peers are told to sleep, not to spin, where they wait (OpenVINO's do not heed it); TVM's pool, ours, yields"
-        " for about a millisecond before it sleeps, which is in our favour: docs/kernels.md, peers that may spin."
+        " they took turns round by round, in an order that rotates, with a pause before each turn, in"
+        " which threads that spin for work fall asleep. Threads may spin where they wait, as they do by default."
+        f"{_asleep(raws)}"
         " A fixed kernel on all threads runs before and after each turn: while it takes"
         " over 1.5 times its best time a neighbour has part of the machine, and the turn is put off or repeated, up to"
         " four times; turns that stay disturbed count only where there are no others. A latency is the median of the"

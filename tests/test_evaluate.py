@@ -270,7 +270,7 @@ class TestCommand:
                 self.passes += 1
                 if self.dies and self.passes == 2:
                     return Outcome("crashed", message="the process died of SIGSEGV")
-                return Outcome("ok", {"latencies": [2e-3 * self.passes]})
+                return Outcome("ok", {"latencies": [2e-3 * self.passes], "references": [1e-4 * self.passes]})
 
             def close(self) -> None:
                 assert self.passes in (2, end_to_end.PASSES)
@@ -286,12 +286,14 @@ class TestCommand:
         monkeypatch.setattr(end_to_end, "kernels_of", lambda *_: [])
         monkeypatch.setattr(end_to_end, "predicted_seconds", lambda *_: 1e-3)
         networks: Any = [SimpleNamespace(name=name, source=name) for name in ("broken", "dies", "good")]
-        found = end_to_end.run_networks(networks, "p", lambda _: {"learned": Exact(networks[2])}, 2)
+        found = end_to_end.run_networks(networks, "p", lambda _: {"learned": Exact(networks[2])}, 2, 3e-4)
         assert found == {
             "broken": end_to_end.NetworkRun(failure="RuntimeError: no such operator"),
             "dies": end_to_end.NetworkRun({"learned": 1e-3}, failure="crashed: the process died of SIGSEGV"),
-            "good": end_to_end.NetworkRun({"learned": 1e-3}, 2e-3),
+            "good": end_to_end.NetworkRun({"learned": 1e-3}, pytest.approx(6e-3)),  # twenty times the reference
         }
+        again = end_to_end.run_networks(networks, "p", lambda _: {"learned": Exact(networks[2])}, 2, None)
+        assert again["good"].measured == 2e-3
 
     def test_bad_input_is_one_line(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         kept = tmp_path / "kept.db"

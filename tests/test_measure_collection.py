@@ -29,8 +29,8 @@ from autofuse.measure import (
     Runner,
     collect,
 )
-from autofuse.measure.collection import nearer_reference
 from autofuse.measure.jobs import fill_inputs
+from autofuse.measure.nearer import nearer_reference
 from autofuse.records import MemoryStore, RecordedHardware, RecordStore
 from autofuse.records.groups import group_from_text
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from autofuse.bench.peer import Array, Workload
 from autofuse.errors import EngineError
-from autofuse.target.pool import pool_environment
+from autofuse.target.pool import SPIN_COUNT, pool_environment
 
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _CLOSE_SECONDS = 3.0
@@ -33,9 +33,10 @@ _RUN_SLOWDOWN = 20.0
 
 
 def common_environment(threads: int) -> dict[str, str]:
-    """Variables that make any thread pool take `threads` threads and sleep, not spin, between calls.
+    """Variables that make any thread pool take `threads` threads, and spin for a millisecond or so before they sleep.
 
-    TVM's pool otherwise takes half of the processors and pins its caller to the first one.
+    So does everybody's, TVM's too, within a model and between the calls of a turn; before the next engine's turn all
+    have long since been asleep. TVM's pool otherwise takes half of the processors and pins its caller to the first one.
     """
     count = str(threads)
     return {
@@ -43,8 +44,8 @@ def common_environment(threads: int) -> dict[str, str]:
         "OMP_NUM_THREADS": count,
         "OMP_WAIT_POLICY": "PASSIVE",
         "OMP_PROC_BIND": "false",
-        "GOMP_SPINCOUNT": "0",
-        "KMP_BLOCKTIME": "0",
+        "GOMP_SPINCOUNT": str(25 * SPIN_COUNT),
+        "KMP_BLOCKTIME": "1",
         "MKL_NUM_THREADS": count,
         "OPENBLAS_NUM_THREADS": count,
         "OPENBLAS_THREAD_TIMEOUT": "4",  # log2 of the cycles that an idle thread spins for

@@ -1,7 +1,8 @@
 """Whole networks, predicted and run: takes networks and a predictor, gives seconds of their plans by cost model.
 
 Each network is compiled with the predictor alone and run in a process of its own, several times over, networks taking
-turns: what disturbs the machine meanwhile lasts for seconds. What counts is the least tenth of the runs, as in records.
+turns: what disturbs the machine meanwhile lasts for seconds. A reference kernel runs beside each run, and what counts
+is the normalised latency, as in records: the ratio to the reference times the reference's usual time there.
 The prediction is the sum of the plan's kernels and what a plan adds to them (`cost/plan_term.py`).
 """
 
@@ -60,19 +61,25 @@ def run_networks(
     predictor: str | Path,
     models: Callable[[NetworkPlans], Mapping[str, CostModel]],
     threads: int,
+    usual: float | None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> dict[str, NetworkRun]:
-    """Network → what the plan that the predictor alone chooses takes. One that does not run stops no other."""
+    """Network → what the plan that the predictor alone chooses takes. One that does not run stops no other.
+
+    usual: seconds that the reference takes in the records that the predictor learned from; None if they do not say,
+    then the least tenth of the runs counts.
+    """
     import autofuse
     from autofuse.errors import AutofuseError
     from autofuse.measure.jobs import one_line
     from autofuse.measure.process import ChildProcess
     from autofuse.profile.run import example_inputs
-    from autofuse.records.record import quiet
+    from autofuse.records.record import quiet, ratio_of
     from autofuse.target.pool import pool_environment
 
     found: dict[str, NetworkRun] = {}
     latencies: dict[str, list[float]] = {}
+    beside: dict[str, list[float]] = {}
     children: dict[str, ChildProcess] = {}
 
     def failed(name: str, why: str) -> None:
@@ -108,7 +115,7 @@ def run_networks(
             for name, child in list(children.items()):
                 tell(f"running {name}, pass {number + 1} of {PASSES}")
                 try:
-                    outcome = child.request({"runs": RUNS}, _TIMEOUT)
+                    outcome = child.request({"runs": RUNS, "beside": True}, _TIMEOUT)
                 except AutofuseError as error:
                     failed(name, str(error))
                     continue
@@ -116,4 +123,9 @@ def run_networks(
                     failed(name, f"{outcome.status}: {outcome.message}")
                     continue
                 latencies.setdefault(name, []).extend(outcome.value["latencies"])
-    return {name: run if run.failure else replace(run, measured=quiet(latencies[name])) for name, run in found.items()}
+                beside.setdefault(name, []).extend(outcome.value["references"])
+
+    def measured(name: str) -> float:
+        return quiet(latencies[name]) if usual is None else ratio_of(latencies[name], beside[name]) * usual
+
+    return {name: run if run.failure else replace(run, measured=measured(name)) for name, run in found.items()}

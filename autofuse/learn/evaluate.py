@@ -32,6 +32,7 @@ from autofuse.learn.predictor import LearnedCostModel, load_predictor, read_card
 from autofuse.learn.train import EVALUATION_ONLY
 from autofuse.records import open_store
 from autofuse.records.model import RecordedCostModel
+from autofuse.records.record import NETWORK_REFERENCE
 from autofuse.records.store import RecordStore
 from autofuse.target import Hardware
 
@@ -95,7 +96,8 @@ def evaluate(
             plans.append(NetworkPlans.of_model(name, hardware))
         results = [plan_result(n, store, kept, here, predictor, tell) for n in plans]
         if run and plans:
-            results = _with_latencies(results, plans, predictor, here, tell)
+            usual = store.baseline(here).get(NETWORK_REFERENCE)
+            results = _with_latencies(results, plans, predictor, here, usual, tell)
         return replace(found, networks=tuple(results))
 
 
@@ -160,6 +162,7 @@ def _with_latencies(
     plans: Sequence[NetworkPlans],
     predictor: str | Path,
     digest: str,
+    usual: float | None,
     tell: Callable[[str], None],
 ) -> list[NetworkResult]:
     """The results with predicted and measured latencies, as they are where this is another machine."""
@@ -177,7 +180,7 @@ def _with_latencies(
             "analytical": AnalyticalCostModel(network.hardware, network.cold),
         }
 
-    runs = run_networks(plans, predictor, models, threads, tell)
+    runs = run_networks(plans, predictor, models, threads, usual, tell)
     for name, run in runs.items():
         if run.failure:
             warnings.warn(f"{name} is not run: {run.failure}", stacklevel=3)

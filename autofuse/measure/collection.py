@@ -19,11 +19,11 @@ from itertools import chain, count, takewhile
 from pathlib import Path
 from types import FrameType
 
-from autofuse.cost.model import Candidate
 from autofuse.measure.builder import Builder, BuildRequest, BuildResult
 from autofuse.measure.jobs import MeasureJob, MeasureResult, one_line
+from autofuse.measure.nearer import last_cache, nearer_reference
 from autofuse.measure.order import CollectItem
-from autofuse.measure.passes import UNFINISHED, Timing, after_pass, passes_made, unfinished
+from autofuse.measure.passes import UNFINISHED, Timing, after_pass, first_record, passes_made, unfinished
 from autofuse.measure.replay import candidate_text
 from autofuse.measure.right_outputs import Reference, RightOutputs
 from autofuse.measure.rounding import loose_share
@@ -37,28 +37,6 @@ from autofuse.records.store import RecordStore
 
 # Gives the request to build a candidate into the library at a path; the identity's text names the candidate.
 RequestOf = Callable[[CollectItem, str, Path], BuildRequest]
-# Operations a byte above which a kernel is taken to be bound by arithmetic; machines of today lie between 2 and 20.
-_BALANCE = 4.0
-
-
-def nearer_reference(candidate: Candidate, last_cache: int = 0, arithmetic: str = "product") -> str:
-    """The reference kernel that a candidate is more like: memory where its time goes into waiting for that.
-
-    `arithmetic` is the runner's name of the other one.
-
-    It reads and writes many bytes for each operation, and more of them than half of the last cache (bytes; 0: unknown)
-    holds. What stays in a cache slows down with its core, not with memory.
-    """
-    group = candidate.group
-    tensors = group.graph.tensors
-    moved = sum(tensors[t].bytes for t in (*group.inputs, *group.outputs))
-    return "memory" if group.work.flops <= _BALANCE * moved and 2 * moved > last_cache else arithmetic
-
-
-def last_cache(hardware: RecordedHardware) -> int:
-    """Bytes of the outermost cache that a CPU's hardware row names; 0 if it names none."""
-    sizes = (hardware.detail.get(name) for name in ("l3_bytes", "l2_bytes"))
-    return next((size for size in sizes if isinstance(size, int) and size > 0), 0)
 
 
 def collect(
@@ -411,25 +389,8 @@ class _Collection:
         if form not in self.known:
             self.store.add_form(Form(identity.workload, identity.layouts, group_to_text(item.candidate.group)))
             self.known.add(form)
-        record = Record(
-            identity.workload,
-            identity.hardware,
-            identity.family,
-            identity.family_version,
-            identity.config,
-            identity.layouts,
-            status,
-            message,
-            result.samples if result else (),
-            result.reference_samples if result else {},
-            result.reference if result else self.nearer(item),
-            self.versions["tvm"],
-            self.versions["autofuse"],
-            built.tir_digest,
-            cold_samples=result.cold_samples if result else (),
-            cold_reference_samples=result.cold_reference_samples if result else {},
-            codegen_version=identity.codegen_version,
-        )
+        reference = result.reference if result else self.nearer(item)
+        record = first_record(identity, reference, status, message, built.tir_digest, self.versions, result)
         if pending.before is None:
             self.store.add(record)
         else:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from autofuse.measure.jobs import MeasureJob, MeasureResult
 from autofuse.measure.timing import half_width
-from autofuse.records.record import Record, now, quiet, ratio_of
+from autofuse.records.record import Identity, Record, now, quiet, ratio_of
 
 #: Messages of successes that are timed in several passes: a pass found what was known, and the interval of the samples
 #: is narrow enough; it did not, and all passes were made; passes are left. Records of a single pass, and those from
@@ -57,6 +57,32 @@ def after_pass(timing: Timing, result: MeasureResult, within: float) -> Timing:
 def passes_made(record: Record, most_samples: int) -> int:
     """How many passes of up to so many samples a record is of, at least."""
     return max(1, -(-len(record.samples) // most_samples))
+
+
+def first_record(
+    identity: Identity, reference: str, status: str, message: str, tir_digest: str, versions: Mapping[str, str],
+    result: MeasureResult | None,
+) -> Record:  # fmt: skip
+    """The record of a kernel's first pass, or of one that was not built (no result). `versions` as `software.py`."""
+    return Record(
+        identity.workload,
+        identity.hardware,
+        identity.family,
+        identity.family_version,
+        identity.config,
+        identity.layouts,
+        status,
+        message,
+        result.samples if result else (),
+        result.reference_samples if result else {},
+        reference,
+        versions["tvm"],
+        versions["autofuse"],
+        tir_digest,
+        cold_samples=result.cold_samples if result else (),
+        cold_reference_samples=result.cold_reference_samples if result else {},
+        codegen_version=identity.codegen_version,
+    )
 
 
 def with_samples(record: Record, result: MeasureResult) -> Record:

@@ -24,6 +24,8 @@ run to their end (`oom`: out of memory)."""
 #: Reference kernels. "product" stands beside what is bound by arithmetic; "arithmetic" did so on CPUs before version 5
 #: of the store's schema, and does on OpenCL devices.
 REFERENCES = ("arithmetic", "memory", "product")
+#: The one that a whole network runs beside: most of its time goes into products.
+NETWORK_REFERENCE = "product"
 """The fixed reference kernels that every measurement is interleaved with."""
 
 

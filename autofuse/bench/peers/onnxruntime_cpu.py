@@ -1,4 +1,4 @@
-"""ONNX Runtime on the CPU, through numpy arrays in and out; its threads spin only where asked to."""
+"""ONNX Runtime on the CPU, through numpy arrays in and out; its threads spin where they wait, as they do by default."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autofuse.bench.peer import Array, Peer, Workload, missing_packages, require
 class OnnxRuntimePeer(Peer):
     """`InferenceSession` with every graph optimisation on. Its kernels are counted by its own profile of one call.
 
-    Options: `spinning`, true to let its threads spin between parallel regions.
+    Options: `spinning`, false to send its threads to sleep between parallel regions.
     """
 
     @classmethod
@@ -32,7 +32,7 @@ class OnnxRuntimePeer(Peer):
         settings.intra_op_num_threads = workload.threads
         settings.inter_op_num_threads = 1
         settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-        spinning = "1" if workload.options.get("spinning") else "0"
+        spinning = "1" if workload.options.get("spinning", True) else "0"
         settings.add_session_config_entry("session.intra_op.allow_spinning", spinning)
         settings.add_session_config_entry("session.inter_op.allow_spinning", "0")
         settings.log_severity_level = 3
