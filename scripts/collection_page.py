@@ -107,7 +107,11 @@ def runs_table(runs: Sequence[Mapping[str, Any]]) -> str:
     keys = ("measured", "failed", "seconds", "wall_seconds")
     whole = {key: sum(run[key] for run in runs) for key in keys}
     named = [
-        row(f"`{r['store']}`, {r['configs']} first and {r['explore']} others a group, {r['per_model']} a network", r)
+        row(
+            f"`{r['store']}`, {r['configs']} first and {r['explore']} others a group, {r['per_model']} a network"
+            + (f", {r['threads']} thread" if r.get("threads") else ""),
+            r,
+        )
         for r in runs
     ]
     return table(

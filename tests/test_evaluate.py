@@ -270,7 +270,7 @@ class TestCommand:
                 self.passes += 1
                 if self.dies and self.passes == 2:
                     return Outcome("crashed", message="the process died of SIGSEGV")
-                return Outcome("ok", {"latencies": [2e-3 * self.passes], "references": [1e-4 * self.passes]})
+                return Outcome("ok", {"latencies": [2e-3], "references": [1e-4]})
 
             def close(self) -> None:
                 assert self.passes in (2, end_to_end.PASSES)
