@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 @click.option("--study", metavar="FILE", help="File that keeps the study; run again, it goes on where it stopped.")
 @click.option("-o", "--output", metavar="F.json", help="Thresholds file (default: thresholds.json, in DIR if given).")
 @click.option("--strategy", type=click.Choice(["dp", "hybrid"]), default="dp", show_default=True)
+@click.option("--target", default="llvm", show_default=True, help="Target: llvm is this machine.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads that the models run with (default: all).")
 @click.option("--input-shape", "shapes", multiple=True, metavar="NAME=N,...", help="Fix an input's shape.")
 @click.option("--batch", type=click.IntRange(min=1), help="Batch size: the first axis of every input.")
@@ -46,6 +47,7 @@ def command(
     study: str | None,
     output: str | None,
     strategy: str,
+    target: str,
     threads: int | None,
     shapes: tuple[str, ...],
     batch: int | None,
@@ -66,8 +68,8 @@ def command(
         from autofuse.learn.predictor import check_predictor
 
         check_predictor(predictor)
-    target = Path(output or (Path(predictor) / "thresholds.json" if predictor else "thresholds.json"))
-    for path in (target, *([Path(study)] if study else [])):
+    written = Path(output or (Path(predictor) / "thresholds.json" if predictor else "thresholds.json"))
+    for path in (written, *([Path(study)] if study else [])):
         check_writable(path, PlanError)
     start = time.perf_counter()
     from autofuse.compiler import analyse
@@ -83,7 +85,7 @@ def command(
             def say(step: str) -> None:
                 tell(f"{name}: {step}")
 
-            model = analyse(name, threads=threads, input_shapes=given, batch=batch, progress=say)
+            model = analyse(name, target=target, threads=threads, input_shapes=given, batch=batch, progress=say)
             return _network(name, model, db, predictor)
 
         networks = [network(name) for name in names]
@@ -110,9 +112,9 @@ def command(
         "plan_cost": result.chosen.ratio(result.best),
         "search_seconds": result.chosen.seconds,
     }
-    save_thresholds(result.chosen.thresholds, target, origin)
+    save_thresholds(result.chosen.thresholds, written, origin)
     report: dict[str, Any] = {
-        "output": str(target),
+        "output": str(written),
         "models": [n.name for n in networks],
         "strategy": strategy,
         "predictor": predictor,

@@ -5,6 +5,7 @@ All configurations of all groups go to the cost model in one batch; groups that 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -16,6 +17,7 @@ from autofuse.cost.model import Candidate, CostModel
 from autofuse.graph.model import Graph, Group
 from autofuse.schedule.family import ScheduleFamily, beside
 from autofuse.schedule.registry import families
+from autofuse.search.gpu_limits import limits, within
 from autofuse.search.problem import Choice, Thresholds
 from autofuse.target import Hardware
 
@@ -57,7 +59,8 @@ def choices_of(
     model knows that all its configurations fail: another family takes it, and where those fail too it has none and runs
     as TVM made it.
     """
-    best = _best_of_each(found, cost_model, hardware, key, thresholds)
+    limited: Counter[str] = Counter()
+    best = _best_of_each(found, cost_model, hardware, key, thresholds, limited)
     choices = []
     for legal in found:
         cost, family, config, source, name = best[legal.signature]
@@ -87,7 +90,7 @@ def choices_of(
         else:
             kept.append(choice)
     kept.sort(key=lambda c: (c.group.members, c.group.outputs))
-    return tuple(kept), {name: count for name, count in dropped.items() if count}
+    return tuple(kept), {name: count for name, count in {**dropped, **limited}.items() if count}
 
 
 def _best_of_each(
@@ -96,13 +99,15 @@ def _best_of_each(
     hardware: Hardware,
     key: KeyFunction | None,
     thresholds: Thresholds,
+    limited: Counter[str],
 ) -> dict[Hashable, tuple[float, str, str, str, str]]:
     """Signature → cost, family, configuration, source of the cost, workload key.
 
     Families beside the one that took a group compete with it: the cheapest configuration decides. Configurations that
     the cost model's prefilter finds dearer than `prefilter_ratio` times the group's best are not asked for; costs have
-    `uncertainty_margin` of their expected errors added.
+    `uncertainty_margin` of their expected errors added. limited: counts what is left out of GPUs, by threshold.
     """
+    limit = limits(thresholds, hardware)
     first: dict[Hashable, _Legal] = {}
     for legal in found:
         first.setdefault(legal.signature, legal)
@@ -112,7 +117,10 @@ def _best_of_each(
         start = len(candidates)
         group = legal.shown
         for family in (legal.family, *beside(families(hardware.kind), legal.family, group, hardware)):
-            candidates.extend([Candidate(group, family, c) for c in family.configs(group, hardware)])
+            configs = family.configs(group, hardware)
+            if limit:
+                configs = within(group, family, configs, hardware, thresholds, limited)
+            candidates.extend([Candidate(group, family, c) for c in configs])
         spans[signature] = (start, len(candidates))
     costs = _costs(cost_model, candidates, list(spans.values()), thresholds)
     failing = [signature for signature, (start, end) in spans.items() if not np.isfinite(costs[start:end]).any()]

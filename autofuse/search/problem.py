@@ -107,6 +107,11 @@ class Thresholds:
     max_arguments: int = 48  # kernel parameters
     # A cost is taken to be dearer by so many of its expected errors: what is not known is not taken for the best.
     uncertainty_margin: float = 0.0
+    # On GPUs, configurations are left out that take more registers of a lane or bytes of LDS of a workgroup, or leave a
+    # smaller share of a compute unit's waves (`gpu_limits.py`). Estimated, before anything is compiled.
+    gpu_registers: int = 256
+    gpu_lds: int = 65_536
+    gpu_occupancy: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from autofuse.search.replay import ReplayNetwork
 from autofuse.search.tuning import Outcome, evaluate, space_of
 
 #: Where a pruning is off; the others are off at the largest value of their space.
-_OFF = {"uncertainty_margin": 0.0, "recompute_members": 3, "abort_factor": 2.0}
+_OFF = {"uncertainty_margin": 0.0, "recompute_members": 3, "abort_factor": 2.0, "gpu_occupancy": 0.0}
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def effects(
         return known[thresholds]
 
     found = []
-    for name, (kind, _, high, _) in space_of(strategy).items():
+    for name, (kind, _, high, _) in space_of(strategy, networks[0].hardware.kind).items():
         progress(name)
         number = int if kind == "int" else float
         values = [number(_OFF.get(name, high)), getattr(usual, name), getattr(tuned, name)]

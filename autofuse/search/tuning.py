@@ -43,6 +43,12 @@ SPACE: Mapping[str, tuple[str, float, float, float | None]] = {
 }
 #: Only where the strategy is one of these the threshold does anything.
 HYBRID_SPACE: Mapping[str, tuple[str, float, float, float | None]] = {"hybrid_share": ("float", 0.05, 0.6, 0.05)}
+#: Only on GPUs these thresholds do anything.
+GPU_SPACE: Mapping[str, tuple[str, float, float, float | None]] = {
+    "gpu_registers": ("int", 32, 256, None),
+    "gpu_lds": ("int", 4096, 65_536, None),
+    "gpu_occupancy": ("float", 0.0, 0.5, 0.05),
+}
 
 
 @dataclass(frozen=True)
@@ -181,9 +187,10 @@ def _simplified(chosen: Outcome, networks: Sequence[ReplayNetwork], strategy: st
 # The study
 
 
-def space_of(strategy: str) -> dict[str, tuple[str, float, float, float | None]]:
-    """The thresholds that a strategy's search depends on."""
-    return {**SPACE, **(HYBRID_SPACE if strategy in ("hybrid", "auto") else {})}
+def space_of(strategy: str, kind: str = "cpu") -> dict[str, tuple[str, float, float, float | None]]:
+    """The thresholds that a strategy's search depends on, for a kind of hardware."""
+    hybrid = HYBRID_SPACE if strategy in ("hybrid", "auto") else {}
+    return {**SPACE, **hybrid, **(GPU_SPACE if kind == "gpu" else {})}
 
 
 def _open(study: str | Path | None, seed: int) -> optuna.Study:
@@ -242,7 +249,7 @@ def _check_same(
         opened.set_user_attr("autofuse", about)
         usual = asdict(Thresholds())
         # Where everyone starts from, and both ends of the front.
-        space = space_of(strategy)
+        space = space_of(strategy, networks[0].hardware.kind)
         for values in (
             {name: min(max(usual[name], low), high) for name, (_, low, high, _) in space.items()},
             {name: high for name, (_, _, high, _) in space.items()},
@@ -254,9 +261,9 @@ def _check_same(
         raise PlanError(f"study {path} was made with another {what}: give a new file with --study")
 
 
-def _suggest(trial: optuna.Trial, strategy: str) -> Thresholds:
+def _suggest(trial: optuna.Trial, strategy: str, hardware: str) -> Thresholds:
     values: dict[str, Any] = {}
-    for name, (kind, low, high, step) in space_of(strategy).items():
+    for name, (kind, low, high, step) in space_of(strategy, hardware).items():
         if kind == "float":
             values[name] = round(trial.suggest_float(name, low, high, step=step), 6)
         elif step is None:
@@ -284,7 +291,7 @@ def _run(
             tell(finished, trials)
             trial = opened.ask()
             try:
-                outcome = evaluate(networks, _suggest(trial, strategy), strategy)
+                outcome = evaluate(networks, _suggest(trial, strategy, networks[0].hardware.kind), strategy)
             except PlanError as error:
                 trial.set_user_attr("error", str(error))
                 opened.tell(trial, state=TrialState.FAIL)
