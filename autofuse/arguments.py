@@ -42,6 +42,14 @@ def _text(error: type[AutofuseError], example: str) -> Callable[[str, object], N
     return check
 
 
+def _name(error: type[AutofuseError], example: str) -> Callable[[str, object], None]:
+    def check(name: str, value: object) -> None:
+        if value is not None and not isinstance(value, str):
+            raise error(f"{name} is {_described(value)}: give a text such as {example!r}, or None")
+
+    return check
+
+
 def _path(error: type[AutofuseError], what: str) -> Callable[[str, object], None]:
     def check(name: str, value: object) -> None:
         if value is not None and not _is_path(value):
@@ -133,6 +141,7 @@ _CHECKS: dict[str, Callable[[str, object], None]] = {
     "measure": _amount,
     "fuel": _whole(InputError, 0, "a number of groups"),
     "check": _flag,
+    "device": _name(TargetError, "opencl:gfx906"),
     "dump_ir": _path(ModelError, "a folder"),
     "progress": _callable,
 }

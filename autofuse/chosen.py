@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,9 @@ from autofuse.target import Hardware
 if TYPE_CHECKING:
     from autofuse.compiler import Analysed
     from autofuse.cost.model import CostModel
+    from autofuse.records import RecordStore
     from autofuse.search.problem import Thresholds
+    from autofuse.target.registry import Target
 
 
 def choose_predictor(
@@ -58,10 +61,24 @@ def choose_cost_model(
         return base
     from autofuse.records import open_store
     from autofuse.records.model import RecordedCostModel
-    from autofuse.target.registry import hardware_row
 
     store = open_store(db, readonly=True)
-    return RecordedCostModel(store, hardware_row(analysed.target).digest, base, cold=cold)
+    return RecordedCostModel(store, recorded_hardware(store, analysed.target), base, cold=cold)
+
+
+def recorded_hardware(store: RecordStore, target: Target) -> str:
+    """The digest of the hardware row whose records say what kernels for `target` take.
+
+    Of a GPU those of its machine code, else those through its OpenCL; never those of what stood in for it.
+    """
+    from autofuse.target.registry import hardware_row
+
+    row = hardware_row(target)
+    if target.device == "gpu" and next(iter(store.records(row.digest)), None) is None:
+        through = replace(row, features=(*row.features, "opencl")).digest
+        if next(iter(store.records(through)), None) is not None:
+            return through
+    return row.digest
 
 
 def choose_thresholds(thresholds: Thresholds | str | Path | None, predictor: str | Path | None) -> Thresholds | None:

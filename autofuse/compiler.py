@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 from autofuse.arguments import check_arguments
 from autofuse.chosen import choose_cost_model, choose_predictor, choose_thresholds
 from autofuse.errors import PlanError, TargetError
-from autofuse.generation import Progress, dump, generate
+from autofuse.generation import Progress, check_device, dump, generate
 from autofuse.graph.model import Graph, Role
 from autofuse.target import Hardware
 
 if TYPE_CHECKING:
     from autofuse.codegen.executable import Executable
     from autofuse.codegen.fuse import GroupFuser
+    from autofuse.codegen.gpu_executable import GpuExecutable
     from autofuse.cost.model import CostModel
     from autofuse.graph.build import BuiltGraph
     from autofuse.lower import LoweredModel
@@ -76,18 +77,12 @@ def analyse(
     batch: int | None = None,
     progress: Progress | None = None,
     dump_ir: Path | None = None,
-    whole: bool = True,
 ) -> Analysed:
-    """Prepare and lower a model and build its graph. Raises ModelError, InputError, TargetError.
-
-    whole: refuse targets that whole models cannot be compiled for, only kernels.
-    """
+    """Prepare and lower a model and build its graph. Raises ModelError, InputError, TargetError."""
     from autofuse.target.hardware_file import load_hardware
-    from autofuse.target.registry import check_whole, resolve
+    from autofuse.target.registry import resolve
 
     chosen = resolve(target, threads)
-    if whole:
-        check_whole(chosen)
     return _analyse(model, chosen, load_hardware(chosen), input_shapes, batch, progress or (lambda _: None), dump_ir)
 
 
@@ -169,9 +164,10 @@ def compile_model(
     measure: float | None = None,
     fuel: int | None = None,
     check: bool = False,
+    device: str | None = None,
     dump_ir: str | Path | None = None,
     progress: Progress | None = None,
-) -> Executable:
+) -> Executable | GpuExecutable:
     """Compile a model: ONNX path or `ModelProto`, Relax module, exported PyTorch program, or a zoo network's name.
 
     strategy: dp, greedy, hybrid, none, auto, interval. cost_model: "analytical", "learned" (with `predictor`, or the
@@ -181,6 +177,7 @@ def compile_model(
     searching. max_memory: limit on the planned peak of intermediates, in MB. compile_allowance: percent of extra
     compile time that `auto` may spend on the search. fuel: fuse only the first so many groups. check: run every kernel
     on random operands and compare it with numpy; a wrong one is replaced, with a warning, and recorded in `db`.
+    device: what kernels for a GPU are checked on ("opencl:gfx906", "rocm"), by default the first GPU.
     dump_ir: folder for the IR after each phase. The result's `description` holds what was done and how long it took.
 
     Raises an AutofuseError for arguments of the wrong kind, before any work, and for what the stages cannot do.
@@ -192,18 +189,21 @@ def compile_model(
         "target": target, "strategy": strategy, "cost_model": cost_model, "predictor": predictor, "db": db,
         "input_shapes": input_shapes, "batch": batch, "threads": threads, "plan": plan, "thresholds": thresholds,
         "max_memory": max_memory, "compile_allowance": compile_allowance, "measure": measure, "fuel": fuel,
-        "check": check, "dump_ir": dump_ir, "progress": progress,
+        "check": check, "device": device, "dump_ir": dump_ir, "progress": progress,
     }  # fmt: skip
     check_arguments(given)
     if measure:
         from autofuse.learn.ask import prepare_store
 
+        check_measures(target, threads)
         prepare_store(db, plan)
+    if device is not None:
+        check_is_gpu(target, threads, device)
     make_strategy(strategy)  # an unknown name fails before any work
     tell = progress or (lambda _: None)
     folder = Path(dump_ir) if dump_ir is not None else None
     if check:
-        check_runs_here(target, threads)
+        check_runs_here(target, threads, device)
     analysed = analyse(
         model,
         target=target,
@@ -237,21 +237,40 @@ def compile_model(
         result = limit_fuel(result, problem, fuel)
     searching = time.perf_counter() - start - asked + analysed.seconds.get("graph", 0.0)
     seconds = {**analysed.seconds, "search": searching, "measure": asked}
-    return generate(analysed, problem, result, costs, seconds, began, tell, folder, check, db)
+    return generate(analysed, problem, result, costs, seconds, began, tell, folder, check, db, device)
 
 
-def check_runs_here(target: str, threads: int | None) -> None:
+def check_is_gpu(target: str, threads: int | None, device: str) -> None:
+    """TargetError where a device is named for a target that is no GPU's."""
+    from autofuse.target.registry import resolve
+
+    if resolve(target, threads).device != "gpu":
+        raise TargetError(f"device {device!r} is for kernels of a GPU, {target} is a CPU: give target dcu")
+
+
+def check_runs_here(target: str, threads: int | None, device: str | None = None) -> None:
     """TargetError where kernels for `target` cannot be run on this machine, and so not be checked."""
     from autofuse.target.hardware_file import is_host
     from autofuse.target.registry import resolve
 
-    if not is_host(resolve(target, threads)):
+    chosen = resolve(target, threads)
+    if chosen.device == "gpu":
+        check_device(chosen, device)
+    elif not is_host(chosen):
         raise TargetError(f"kernels for {target} do not run on this machine: compile without check")
+
+
+def check_measures(target: str, threads: int | None) -> None:
+    """TargetError where a compile cannot measure kernels for `target` itself."""
+    from autofuse.target.registry import resolve
+
+    if resolve(target, threads).device == "gpu":
+        raise TargetError(f"kernels for {target} are measured by autofuse collect: compile with its records, --db")
 
 
 def follow_plan(plan: Plan | str | Path, problem: SearchProblem, analysed: Analysed, costs: CostModel) -> SearchResult:
     """The choices of a given plan, but for what is known to fail. PlanError when it was made for another graph."""
-    from autofuse.schedule.registry import family as family_by_name
+    from autofuse.schedule.registry import any_family
     from autofuse.search.plan import Plan, adapt, without_failures
 
     if not isinstance(plan, Plan):
@@ -262,7 +281,7 @@ def follow_plan(plan: Plan | str | Path, problem: SearchProblem, analysed: Analy
             raise PlanError(f"{where} takes {planned.seconds} seconds; compile without --plan")
         if planned.family or len(planned.members) > 1:
             try:
-                family_by_name(planned.family).configuration.parse(planned.config)
+                any_family(planned.family).configuration.parse(planned.config)
             except KeyError:
                 raise PlanError(f"{where} has an unknown family {planned.family!r}; compile without --plan") from None
             except ValueError:

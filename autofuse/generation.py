@@ -18,12 +18,15 @@ from autofuse.graph.model import Group
 
 if TYPE_CHECKING:
     from autofuse.codegen.executable import Executable
-    from autofuse.codegen.kernels import Assignment, Kernel
+    from autofuse.codegen.gpu_executable import GpuExecutable
+    from autofuse.codegen.kernels import Assignment, Kernel, KernelBuilder
     from autofuse.codegen.program import Program
     from autofuse.compiler import Analysed
     from autofuse.cost.model import CostModel
+    from autofuse.device.session import Device
     from autofuse.measure.kernel_check import KernelCheck
     from autofuse.search.problem import SearchProblem, SearchResult
+    from autofuse.target.registry import Target
 
 log = logging.getLogger("autofuse")
 Progress = Callable[[str], None]
@@ -32,10 +35,17 @@ Progress = Callable[[str], None]
 def assignment_of(group: Group, family: str, config: str) -> Assignment:
     """A group with its family and configuration by name."""
     from autofuse.codegen.kernels import Assignment
-    from autofuse.schedule.registry import family as family_by_name
+    from autofuse.schedule.registry import any_family
 
-    chosen = family_by_name(family)
+    chosen = any_family(family)
     return Assignment(group, chosen, chosen.configuration.parse(config))
+
+
+def check_device(target: Target, device: str | None) -> Device:
+    """The device that kernels for a GPU are checked on, by default the first GPU. TargetError where there is none."""
+    from autofuse.measure.gpu_runner import device_here
+
+    return device_here(target, device or "")
 
 
 def generate(
@@ -49,41 +59,30 @@ def generate(
     folder: Path | None,
     check: bool = False,
     db: str | Path | None = None,
-) -> Executable:
+    device: str | None = None,
+) -> Executable | GpuExecutable:
     """Build the executable of a search's result; groups that fail fall back to smaller ones with a warning.
 
     What fails its check is kept in the store `db`, if there is one: no compile with these records takes it again.
     """
     from contextlib import ExitStack
 
-    import tvm
-
     from autofuse.codegen.build import build_with_fallback
-    from autofuse.codegen.describe import as_built, describe_kernels, describe_search
+    from autofuse.codegen.describe import as_built
     from autofuse.codegen.executable import Executable
-    from autofuse.codegen.kernels import KernelBuilder
     from autofuse.codegen.library import load_code, machine_code
     from autofuse.codegen.program import assemble
-    from autofuse.cost.weights import weights_are_cold
-    from autofuse.search.plan import plan_of
     from autofuse.target.hardware_file import is_host
 
+    if analysed.target.device == "gpu":
+        from autofuse.gpu_compiler import generate_gpu
+
+        place = check_device(analysed.target, device) if check else None
+        return generate_gpu(analysed, problem, result, costs, seconds, began, tell, folder, place, db)
     graph = analysed.graph
     start = time.perf_counter()
-
-    def alone(group: Group) -> Assignment | None:
-        choice = problem.choices[problem.singles[group.members[0]]]
-        made = assignment_of(choice.group, choice.family, choice.config) if choice.family else None
-        return replace(made, group=group) if made else None
-
     tell("scheduling")
-    builder = KernelBuilder(analysed.fuser, analysed.hardware, alone, costs)
-    opaque = [c.group.members[0] for c in result.choices if not c.family]
-    for op in (graph.operators[i] for i in opaque):
-        if op.fusable:
-            log.warning("operator %s (%s) has no schedule: it runs as plain loops", op.name, op.kind)
-    assignments = [assignment_of(c.group, c.family, c.config) for c in result.choices if c.family]
-    kernels = builder.kernels(assignments)
+    builder, kernels, opaque = scheduled(analysed, problem, result, costs)
     target = analysed.target.tvm_target()
     module = analysed.lowered.module
 
@@ -118,7 +117,54 @@ def generate(
         code = None  # nothing links here: it runs as it is, and what is missing is said when it is to be saved
     if code is not None and is_host(analysed.target):
         library = load_code(code)
-    codegen = time.perf_counter() - start
+    description = describe(
+        analysed, problem, result, costs, program, seconds, began, time.perf_counter() - start,
+        checks.summary() if checks is not None else None,
+    )  # fmt: skip
+    return Executable(library, program.weights, description, code=code)
+
+
+def scheduled(
+    analysed: Analysed, problem: SearchProblem, result: SearchResult, costs: CostModel
+) -> tuple[KernelBuilder, list[Kernel], list[int]]:
+    """The kernels of a search's result, what makes others in their place, and the operators outside every group."""
+    from autofuse.codegen.kernels import KernelBuilder
+
+    graph = analysed.graph
+
+    def alone(group: Group) -> Assignment | None:
+        choice = problem.choices[problem.singles[group.members[0]]]
+        made = assignment_of(choice.group, choice.family, choice.config) if choice.family else None
+        return replace(made, group=group) if made else None
+
+    builder = KernelBuilder(analysed.fuser, analysed.hardware, alone, costs)
+    opaque = [c.group.members[0] for c in result.choices if not c.family]
+    for op in (graph.operators[i] for i in opaque):
+        if op.fusable:
+            log.warning("operator %s (%s) has no schedule: it runs as plain loops", op.name, op.kind)
+    assignments = [assignment_of(c.group, c.family, c.config) for c in result.choices if c.family]
+    return builder, builder.kernels(assignments), opaque
+
+
+def describe(
+    analysed: Analysed,
+    problem: SearchProblem,
+    result: SearchResult,
+    costs: CostModel,
+    program: Program,
+    seconds: Mapping[str, float],
+    began: float,
+    codegen: float,
+    checked: Mapping[str, int] | None,
+) -> dict[str, Any]:
+    """What an executable says of itself: what was compiled and how, and how long it took."""
+    import tvm
+
+    from autofuse.codegen.describe import describe_kernels, describe_search
+    from autofuse.cost.weights import weights_are_cold
+    from autofuse.search.plan import plan_of
+
+    graph = analysed.graph
     prepared = analysed.prepared
     asked, uses_records = _origin(costs)
     plan = plan_of(result, analysed.graph, target=analysed.target.text, cost_model=asked)
@@ -132,7 +178,7 @@ def generate(
         "total": time.perf_counter() - began,
     }
     operators = len(graph.operators)
-    description = {
+    return {
         "model": prepared.name,
         "target": analysed.target.text,
         "triple": analysed.target.triple,
@@ -155,13 +201,12 @@ def generate(
         "seconds": {k: round(v, 4) for k, v in timing.items()},
         "search": describe_search(problem, result),
         "predicted_ms": result.cost * 1e3,
-        "checked": checks.summary() if checks is not None else None,
+        "checked": checked,
         "cold_weights": weights_are_cold(graph, analysed.hardware),
         "peak_memory_mb": round(result.peak_memory / 1e6, 3),
         "kernel_list": describe_kernels(program, graph, (*problem.choices, *result.choices), analysed.hardware),
         "plan": plan.to_json(),
     }
-    return Executable(library, program.weights, description, code=code)
 
 
 def _origin(costs: CostModel) -> tuple[str, bool]:

@@ -69,8 +69,8 @@ def main() -> int:
     from autofuse.bench.case import random_inputs
     from autofuse.compiler import analyse_for
     from autofuse.cost.gpu import GpuCostModel
+    from autofuse.device.opencl import device_called
     from autofuse.errors import AutofuseError
-    from autofuse.measure.opencl import device_called
 
     if options.device:
         device_called(options.device)

@@ -16,8 +16,8 @@ import numpy as np
 from lowered_groups import LoweredGroup
 
 from autofuse.codegen.amdgpu import opencl_source
+from autofuse.device.opencl import devices
 from autofuse.graph.model import Group, Role
-from autofuse.measure.opencl import devices
 from autofuse.measure.oracle import evaluate
 from autofuse.measure.process import ChildProcess
 from autofuse.schedule.family import Configuration, ScheduleFamily
@@ -47,7 +47,7 @@ class Pocl:
     def __init__(self, folder: Path, device: str = POCL) -> None:
         self.folder = folder
         self.child = ChildProcess(
-            "autofuse.measure.opencl:factory", (device,), {"POCL_CACHE_DIR": str(folder / "cache")}
+            "autofuse.measure.gpu_worker:kernels", (f"opencl:{device}",), {"POCL_CACHE_DIR": str(folder / "cache")}
         )
         self.target = resolve(TARGET).tvm_target()
 

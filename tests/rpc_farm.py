@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +64,12 @@ class Farm:
         self._processes.append(process)
         return process
 
-    def serve(self, key: str = KEY, threads: int = 2) -> subprocess.Popen[Any]:
-        """A device; its process when the tracker has it to give."""
+    def serve(self, key: str = KEY, threads: int = 2, more: Sequence[str] = ()) -> subprocess.Popen[Any]:
+        """A device; its process when the tracker has it to give. more: options of `autofuse serve`."""
         before = self.free(key)
         code = "from autofuse.cli import main; main()"
         process = self._start(sys.executable, "-c", code, "serve", "--tracker", f"127.0.0.1:{self.port}", "--key", key,
-                              "--threads", str(threads), "--port", str(free_port()),
+                              "--threads", str(threads), "--port", str(free_port()), *more,
                               stdout=subprocess.PIPE, text=True)  # fmt: skip
         assert process.stdout is not None
         line = process.stdout.readline()

@@ -43,6 +43,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("fuel", -1, "0 or more"),
     ("fuel", 2.0, "2.0"),
     ("check", 1, "True or False"),
+    ("device", 3, "opencl:gfx906"),
     ("dump_ir", 3, "folder"),
     ("progress", "loud", "function"),
 ]
@@ -68,7 +69,7 @@ def test_right_arguments_of_every_kind_pass() -> None:
             "target": "llvm", "strategy": "dp", "cost_model": None, "predictor": Path("p"), "db": "none",
             "input_shapes": {"x": np.zeros((2, 3)).shape, "y": [np.int64(4)]}, "batch": np.int32(2), "threads": None,
             "plan": "plan.json", "thresholds": None, "max_memory": np.float32(2), "compile_allowance": 10, "fuel": 0,
-            "check": True, "dump_ir": None, "progress": print,
+            "check": True, "device": "rocm", "dump_ir": None, "progress": print,
         }
     )  # fmt: skip
 

@@ -20,7 +20,7 @@ from autofuse.errors import InputError, RecordError
 if TYPE_CHECKING:
     from autofuse.compiler import Analysed
     from autofuse.cost.model import CostModel
-    from autofuse.measure import CollectItem
+    from autofuse.measure import Builder, CollectItem
     from autofuse.records import Identity, RecordStore
     from autofuse.target import Hardware
 
@@ -52,7 +52,11 @@ if TYPE_CHECKING:
 @click.option("--evaluation", is_flag=True, help="Keep the store for evaluation: nothing is ever learned from it.")
 @click.option("--rpc", metavar="HOST:PORT", help="Measure on the devices of this tracker (see `autofuse serve`).")
 @click.option("--key", metavar="NAME", help="The devices' key, with --rpc.")
-@click.option("--opencl", metavar="DEVICE", help="Measure on the OpenCL device of this name, for a GPU --target.")
+@click.option(
+    "--device", metavar="DEVICE",
+    help="For a GPU --target: opencl:NAME, rocm, cuda, rocm:1 (default: the first GPU that there is).",
+)  # fmt: skip
+@click.option("--opencl", metavar="NAME", help="The same as --device opencl:NAME.")
 @click.option("--dask", metavar="ADDRESS", help="Build on the workers of this dask.distributed scheduler.")
 @click.option(
     "--lines", metavar="TIME", help="Where there is no terminal for a bar: a line of progress every so often, e.g. 30s."
@@ -78,6 +82,7 @@ def command(
     evaluation: bool,
     rpc: str | None,
     key: str | None,
+    device: str | None,
     opencl: str | None,
     dask: str | None,
     lines: str | None,
@@ -104,8 +109,11 @@ def command(
         raise InputError("--target and --threads are the devices' own with --rpc: autofuse serve --threads N")
     if cost_model == "analytical" and predictor is not None:
         raise InputError("--predictor is not used with --cost-model analytical: give one of them")
-    if opencl is not None and (rpc is not None or dask is not None):
-        raise InputError("--opencl measures and builds on this machine: leave out --rpc and --dask")
+    if opencl is not None and device is not None:
+        raise InputError("--opencl and --device name the same: give one of them")
+    device = f"opencl:{opencl}" if opencl is not None else device
+    if device is not None and rpc is not None:
+        raise InputError("the device is the server's own with --rpc: autofuse serve --target dcu --device DEVICE")
     given = input_shapes(shapes)
     if not Path(db).exists():
         check_writable(db, RecordError)
@@ -120,12 +128,15 @@ def command(
     from autofuse.measure.process import MeasureError
 
     with ExitStack() as stack:
-        places = _devices(stack, rpc, key) if rpc and key else [_here(stack, target, opencl)]
+        places = _devices(stack, rpc, key) if rpc and key else [_here(stack, target, device)]
+        if dask is not None and any(place.form for place in places):
+            raise InputError("kernels for a GPU are built on this machine: leave out --dask")
         if dry_run:
             _say_candidates(names, candidates(places[0])[1], as_json)
             return
         from autofuse.measure import CollectSettings, PoolBuilder, collect
         from autofuse.measure.farm import dask_builder
+        from autofuse.measure.gpu_runner import gpu_builder
         from autofuse.measure.kernels import KernelSource
         from autofuse.measure.settings import BATCH, PASSES
         from autofuse.records import RecordedHardware, open_store
@@ -135,12 +146,14 @@ def command(
         first = candidates(places[0])
         # The budget is for building and measuring: what a model takes to analyse does not count.
         end = None if seconds is None else time.monotonic() + seconds
-        if opencl is not None:
-            from autofuse.measure.opencl_runner import opencl_builder
-
-            builder = stack.enter_context(opencl_builder(processors()))
-        else:
-            builder = stack.enter_context(dask_builder(dask) if dask else PoolBuilder(processors()))
+        builders: dict[str, Builder] = {}
+        for place in places:
+            if place.form not in builders:
+                if place.form:
+                    made: Builder = gpu_builder(processors(), place.form)
+                else:
+                    made = dask_builder(dask) if dask else PoolBuilder(processors())
+                builders[place.form] = stack.enter_context(made)
         store = stack.enter_context(open_store(db))
         if evaluation:
             store.keep_for_evaluation()
@@ -161,8 +174,8 @@ def command(
             with CollectBar(settings.budget, settings.trials, often) as bar:
                 try:
                     stats = collect(
-                        ordered, store, runner, builder, RecordedHardware.of(row), source.request, source.reference,
-                        settings, bar.update, found,
+                        ordered, store, runner, builders[place.form], RecordedHardware.of(row), source.request,
+                        source.reference, settings, bar.update, found,
                     )  # fmt: skip
                 except MeasureError as error:
                     failed.append(error)
@@ -192,39 +205,44 @@ def command(
 
 
 class _Place:
-    """Where kernels are measured: `row` and `runner` give the hardware row, and the runner, for a resolved target."""
+    """Where kernels are measured: `row` and `runner` give the hardware row, and the runner, for a resolved target.
 
-    def __init__(self, target: str, row: Callable[[Any], Any], runner: Callable[[Any], Any]) -> None:
+    form: of the code that a GPU there takes, "" for CPUs.
+    """
+
+    def __init__(self, target: str, row: Callable[[Any], Any], runner: Callable[[Any], Any], form: str = "") -> None:
         self.target = target
         self.row = row
         self.runner = runner
+        self.form = form
 
 
-def _here(stack: ExitStack, target: str, opencl: str | None) -> _Place:
+def _here(stack: ExitStack, target: str, wanted: str | None) -> _Place:
     from autofuse.measure import LocalRunner
     from autofuse.target import hardware_row, resolve
 
-    on_gpu = resolve(target).device == "gpu"
-    if opencl is not None:
-        from autofuse.measure.opencl import device_called
-        from autofuse.measure.opencl_runner import OpenClRunner, opencl_row
+    chosen = resolve(target)
+    if chosen.device != "gpu":
+        if wanted is not None:
+            raise InputError(f"a device measures kernels for a GPU: give --target, e.g. dcu, not {target!r}")
+        return _Place(target, hardware_row, lambda made: stack.enter_context(LocalRunner(made.threads)))
+    from autofuse.device.choose import device_of, first_device
+    from autofuse.measure.gpu_runner import GpuRunner, forms_of, gpu_row
+    from autofuse.target.needs import CODE_MAKERS, code_maker
 
-        if not on_gpu:
-            raise InputError(f"--opencl measures kernels for a GPU: give --target, e.g. dcu, not {target!r}")
-        device = device_called(opencl)
-        return _Place(
-            target, lambda chosen: opencl_row(chosen, device), lambda _: stack.enter_context(OpenClRunner(opencl))
-        )
-    if on_gpu:
-        raise InputError(
-            f"kernels for {target!r} are measured through OpenCL: add --opencl DEVICE;"
-            f" autofuse doctor --target {target!r} says what this machine has for it"
-        )
-    return _Place(target, hardware_row, lambda chosen: stack.enter_context(LocalRunner(chosen.threads)))
+    forms = [form for form in forms_of(chosen) if form not in CODE_MAKERS or code_maker(form)]
+    device = device_of(wanted) if wanted is not None else first_device(chosen.kind, forms)
+    return _Place(
+        target,
+        lambda made: gpu_row(made, device),
+        lambda made: stack.enter_context(GpuRunner(device.text, made)),
+        device.form,
+    )
 
 
 def _devices(stack: ExitStack, rpc: str, key: str) -> list[_Place]:
     """A place for each hardware among the devices."""
+    from autofuse.measure.gpu_runner import form_of
     from autofuse.measure.remote import RpcRunner
 
     runner = RpcRunner(*address(rpc, "--rpc"), key)
@@ -235,7 +253,7 @@ def _devices(stack: ExitStack, rpc: str, key: str) -> list[_Place]:
             runner.select(row.digest)
             return runner
 
-        return _Place(target, lambda _: row, take)
+        return _Place(target, lambda _: row, take, form_of(row))
 
     return [place(row, target) for row, target in runner.hardware()]
 
@@ -285,7 +303,6 @@ def _candidates(
             tell(f"analysing {name}")
             model = analyse(
                 name, target=place.target, threads=wanted.threads, batch=wanted.batch, input_shapes=wanted.shapes,
-                whole=False,
             )  # fmt: skip
             costs = choose_cost_model(model, wanted.cost_model, wanted.predictor, None)
             digest = place.row(model.target).digest

@@ -20,9 +20,12 @@ from autofuse.cli.options import (
 
 @click.command("compile")
 @click.argument("model")
-@click.option("-o", "--output", metavar="OUT.so", help="The compiled model: one file with its weights.")
+@click.option(
+    "-o", "--output", metavar="OUT.so", help="The compiled model: one file with its weights; for a GPU a folder."
+)
 @compile_options
 @click.option("--check", is_flag=True, help="Compare every kernel with numpy first; what fails is kept in --db.")
+@click.option("--device", metavar="DEVICE", help="For a GPU: what --check runs kernels on (default: the first GPU).")
 @click.option(
     "--measure", metavar="TIME", help="Spend so long (30s, 5m) on kernels that could change the plan; kept in --db."
 )
@@ -32,21 +35,26 @@ def command(
     model: str,
     output: str | None,
     check: bool,
+    device: str | None,
     measure: str | None,
     save_plan: str | None,
     as_json: bool,
     **given: Any,
 ) -> None:
     """Compile MODEL, an ONNX file or the name of a zoo network (`autofuse zoo list`)."""
-    for path in (output, save_plan):
+    gpu = _for_gpu(given)
+    for path in (None if gpu else output, save_plan):
         if path is not None:
             check_writable(path)
-    arguments = {**compile_arguments(given), "check": check}
+    arguments = {**compile_arguments(given), "check": check, "device": device}
     arguments["measure"] = duration("--measure", measure) if measure is not None else None
     import autofuse
 
     if output is not None:
-        _check_linker(arguments)
+        if gpu:
+            _check_folder(output)
+        else:
+            _check_linker(arguments)
     with status(f"compiling {model}") as tell:
         executable = autofuse.compile(model, progress=tell, **arguments)
         if output is not None:
@@ -85,8 +93,39 @@ def command(
             f"checked {sum(checked.values())} kernels: {checked['right']} right, {checked['wrong']} wrong and replaced,"
             f" {checked['unchecked']} not known to numpy"
         )
+    if gpu:
+        _print_gpu(executable.description)
     if output:
         click.echo(f"wrote {output}")
+
+
+def _print_gpu(description: dict[str, Any]) -> None:
+    """What a model for a GPU holds, and what of it could not be made here."""
+    memory, forms = description["memory"], description["forms"]
+    click.echo(
+        f"{memory['launches']} launches, {memory['weight_bytes'] / 1e6:.1f} MB of weights,"
+        f" {memory['buffer_bytes'] / 1e6:.1f} MB of buffers; code: {', '.join(forms)}"
+    )
+    if "amdgcn" not in forms and description["kind"] == "rocm":
+        why = "nothing here links them (install lld)" if description["loadable"] else "they take DTK's own compiler"
+        click.echo(f"no code objects: {why}; the card's OpenCL runs the model")
+
+
+def _for_gpu(given: dict[str, Any]) -> bool:
+    if str(given["target"]).lstrip().startswith("llvm"):
+        return False
+    from autofuse.target import resolve
+
+    return resolve(given["target"], given["threads"]).device == "gpu"
+
+
+def _check_folder(output: str) -> None:
+    """A folder that cannot be written is said before the work."""
+    from pathlib import Path
+
+    from autofuse.codegen.gpu_package import check_gpu_folder
+
+    check_gpu_folder(Path(output))
 
 
 def _check_linker(arguments: dict[str, Any]) -> None:

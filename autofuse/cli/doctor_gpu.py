@@ -16,6 +16,7 @@ _PURPOSES = {
 
 def gpu_report(target: Target) -> dict[str, Any]:
     """What `--json` prints beside the packages."""
+    from autofuse.measure.gpu_runner import devices_here
     from autofuse.target.cards import cards
     from autofuse.target.needs import needs
 
@@ -26,12 +27,14 @@ def gpu_report(target: Target) -> dict[str, Any]:
         "card": None if card is None else {**asdict(card), "facts": {n: asdict(f) for n, f in card.facts.items()}},
         "hardware": asdict(target.gpu_hardware),
         "needs": [asdict(need) for need in needs(target)],
+        "devices": [{"device": text, "title": title} for text, title in devices_here(target.kind)],
         "runs": KINDS[target.kind].runs,
     }
 
 
 def print_gpu(target: Target) -> None:
     """The same for people."""
+    from autofuse.measure.gpu_runner import devices_here
     from autofuse.target.cards import cards
     from autofuse.target.needs import needs
 
@@ -64,4 +67,6 @@ def print_gpu(target: Target) -> None:
             click.echo(f"{purpose:13s} {need.what}: {need.found}")
         else:
             click.echo(f"{purpose:13s} {need.what}: missing. {need.step[0].upper()}{need.step[1:]}")
-    click.echo(f"whole models  {KINDS[target.kind].runs}")
+    for text, title in devices_here(target.kind):
+        click.echo(f"device        {title}: --device '{text}'")
+    click.echo(f"runs          {KINDS[target.kind].runs}")

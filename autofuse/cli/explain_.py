@@ -40,7 +40,6 @@ def command(model: str, edge: str | None, everything: bool, as_json: bool, **giv
             input_shapes=arguments["input_shapes"],
             progress=tell,
             dump_ir=Path(given["dump_ir"]) if given["dump_ir"] else None,
-            whole=False,
         )
         costs = choose_cost_model(analysed, given["cost_model"], given["predictor"], given["db"])
         predictor = choose_predictor(analysed.hardware, given["cost_model"], given["predictor"])

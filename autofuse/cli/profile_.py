@@ -13,6 +13,7 @@ from autofuse.errors import InputError
 
 if TYPE_CHECKING:
     from autofuse.codegen.executable import Executable
+    from autofuse.codegen.gpu_executable import GpuExecutable
 
 _PIPE_WIDTH = 140
 
@@ -21,12 +22,20 @@ _PIPE_WIDTH = 140
 @click.argument("model")
 @compile_options
 @click.option("--runs", type=click.IntRange(min=1), default=20, show_default=True, help="Runs that are timed.")
+@click.option("--device", metavar="DEVICE", help="For a GPU's model: opencl:NAME, rocm, cuda (default: the first GPU).")
 @click.option("--top", type=click.IntRange(min=1), metavar="N", help="Show only the N longest kernels.")
 @click.option("--input", "source", metavar="X.npz", help="Arrays by input name (default: random ones).")
 @click.option("--html", metavar="PAGE.html", help="Write a page with the plan, the times and the roofline.")
 @json_option
 def command(
-    model: str, runs: int, top: int | None, source: str | None, html: str | None, as_json: bool, **given: Any
+    model: str,
+    runs: int,
+    device: str | None,
+    top: int | None,
+    source: str | None,
+    html: str | None,
+    as_json: bool,
+    **given: Any,
 ) -> None:
     """Time every kernel of MODEL: a file that `autofuse compile -o` wrote, an ONNX file, or a zoo network's name."""
     from autofuse.profile import profile
@@ -36,9 +45,11 @@ def command(
     arrays = _read(source) if source is not None else None
     with status(f"profiling {model}") as tell:
         executable = _executable(model, given, tell)
+        if device is not None and "kind" not in executable.description:
+            raise InputError(f"--device {device!r} is for models of GPUs: this one runs on the CPU")
         if arrays is None:
             arrays = _zoo_inputs(executable, model, given)
-        result = profile(executable, inputs=arrays, runs=runs, progress=tell)
+        result = profile(executable, inputs=arrays, runs=runs, device=device or "", progress=tell)
     if html is not None:
         from autofuse.report.profile_page import write_page
 
@@ -56,16 +67,17 @@ def command(
         click.echo(f"wrote {html}")
 
 
-def _executable(model: str, given: dict[str, Any], tell: Any) -> Executable:
+def _executable(model: str, given: dict[str, Any], tell: Any) -> Executable | GpuExecutable:
     import autofuse
+    from autofuse.codegen.gpu_package import is_gpu_package
     from autofuse.codegen.package import is_package
 
-    if is_package(Path(model)):
+    if is_package(Path(model)) or is_gpu_package(Path(model)):
         return autofuse.load(model)
     return autofuse.compile(model, progress=tell, **compile_arguments(given))
 
 
-def _zoo_inputs(executable: Executable, model: str, given: dict[str, Any]) -> dict[str, Any] | None:
+def _zoo_inputs(executable: Executable | GpuExecutable, model: str, given: dict[str, Any]) -> dict[str, Any] | None:
     """The network's own inputs, as the other commands take them; None for other models."""
     from autofuse.frontend import zoo
 

@@ -26,6 +26,8 @@ from autofuse.target.needs import linker_of_code_objects
 
 #: The kernels call the GPU's own instructions: exp, log and square roots are single ones there.
 PIPELINE = "s_tir"
+# Where an ELF file says which version it has of a system's interface, the byte behind that of the system; AMD's (HSA).
+_ABI_PLACE, _HSA = 8, 64
 
 
 @dataclass(frozen=True)
@@ -166,11 +168,27 @@ def _register(linker: str, objects: list[tuple[bytes, bool]]) -> None:
     tvm_ffi.register_global_func("tvm_callback_rocm_link", link, override=True)
 
 
+def of_version(code: bytes, version: int) -> bytes:
+    """An AMDGPU object or code object that says that it is of another version: the same but for this byte.
+
+    True of code for one GPU that takes nothing but what it is given: versions differ in what the runtime adds to a
+    kernel's arguments, and in code for several GPUs (LLVM's AMDGPU usage guide, code object V4 to V6).
+    """
+    if code[:4] != b"\x7fELF" or code[_ABI_PLACE - 1] != _HSA:
+        return code
+    return code[:_ABI_PLACE] + bytes((version - 2,)) + code[_ABI_PLACE + 1 :]
+
+
 def _linked(linker: str, code: bytes) -> bytes:
-    """An object file as a code object, empty where the linker does not take it."""
+    """An object file as a code object of version 5, empty where the linker does not take it.
+
+    ROCm before 6.3, DTK and linkers before LLVM 19 do not know version 6, linkers before LLVM 15 not even 5.
+    """
     with tempfile.TemporaryDirectory(prefix="autofuse-") as folder:
         source, made = Path(folder) / "kernel.o", Path(folder) / "kernel.co"
-        source.write_bytes(code)
         command = [linker, "-flavor", "gnu", "--no-undefined", "-shared", str(source), "-o", str(made)]
-        done = subprocess.run(command, capture_output=True)
-        return b"" if done.returncode else made.read_bytes()
+        for version in (5, 4):
+            source.write_bytes(of_version(code, version))
+            if subprocess.run(command, capture_output=True).returncode == 0:
+                return of_version(made.read_bytes(), 5)
+        return b""

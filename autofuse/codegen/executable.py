@@ -7,11 +7,12 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autofuse.codegen.gpu_package import is_gpu_package
 from autofuse.codegen.inputs import Inputs
 from autofuse.codegen.library import machine_code
 from autofuse.codegen.package import copy_package, read_package, write_package
@@ -19,6 +20,9 @@ from autofuse.codegen.threads import configure_threads
 from autofuse.errors import ModelError, TargetError
 from autofuse.target.architecture import architecture_of, architecture_of_file
 from autofuse.target.registry import missing_features
+
+if TYPE_CHECKING:
+    from autofuse.codegen.gpu_executable import GpuExecutable
 
 #: Compiled code loads vectors from addresses that are multiples of this many bytes.
 _ALIGNMENT = 64
@@ -208,13 +212,17 @@ def _check_machine(what: str, architecture: str, description: dict[str, Any]) ->
         )
 
 
-def load(path: str | Path) -> Executable:
-    """Load a file that `Executable.save` or `autofuse compile` wrote.
+def load(path: str | Path) -> Executable | GpuExecutable:
+    """Load a file, or the folder of a model for a GPU, that `save` or `autofuse compile` wrote.
 
     Raises ModelError when it is no such file, TargetError when it was made for another architecture or this CPU lacks
     instructions that its code uses.
     """
     _check_path(path)
+    if is_gpu_package(Path(path)):
+        from autofuse.codegen.gpu_executable import load_gpu
+
+        return load_gpu(Path(path))
     package = read_package(path)
     _check_machine(str(path), architecture_of_file(package.path), package.description)
     import tvm  # noqa: F401 (registers the loader)

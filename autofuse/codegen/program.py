@@ -41,7 +41,7 @@ def _needs(graph: Graph, unit: Kernel | int) -> tuple[int, ...]:
     return graph.operators[unit].inputs if isinstance(unit, int) else unit.assignment.group.inputs
 
 
-def _reads(graph: Graph, unit: Kernel | int) -> list[tuple[int, str]]:
+def reads(graph: Graph, unit: Kernel | int) -> list[tuple[int, str]]:
     """The tensors that a unit reads, in order, each with the form in which it wants it ("" as it is)."""
     needs = _needs(graph, unit)
     forms = {} if isinstance(unit, int) else unit.prepared
@@ -55,7 +55,7 @@ def _weight_type(tensor: Tensor, form: str) -> Any:
     return relax.TensorType(list(prepared_shape(form, tensor.shape)), tensor.dtype) if form else kernel_type(tensor)
 
 
-def _gives(graph: Graph, unit: Kernel | int) -> tuple[int, ...]:
+def gives(graph: Graph, unit: Kernel | int) -> tuple[int, ...]:
     return graph.operators[unit].outputs if isinstance(unit, int) else unit.assignment.group.outputs
 
 
@@ -69,8 +69,8 @@ def order_kernels(kernels: Sequence[Kernel], opaque: Sequence[int], graph: Graph
     givers = Counter(t for k in kernels for t in k.assignment.group.outputs)
     waiting: list[Kernel | int] = list(opaque)
     for kernel in sorted(kernels, key=lambda k: len(k.assignment.group.members)):
-        if all(givers[t] > 1 for t in _gives(graph, kernel)):
-            givers.subtract(_gives(graph, kernel))
+        if all(givers[t] > 1 for t in gives(graph, kernel)):
+            givers.subtract(gives(graph, kernel))
         else:
             waiting.append(kernel)
 
@@ -85,7 +85,7 @@ def order_kernels(kernels: Sequence[Kernel], opaque: Sequence[int], graph: Graph
         for unit in waiting:
             if all(t in made for t in _needs(graph, unit)):
                 ordered.append(unit)
-                made.update(_gives(graph, unit))
+                made.update(gives(graph, unit))
             else:
                 later.append(unit)
         if len(ordered) == before:
@@ -111,8 +111,7 @@ def assemble(
     params = [relax.Var(p.name, p.ty) for p in source.params]
     values: dict[int, Any] = dict(zip(graph.inputs, params, strict=True))
     ordered = order_kernels(kernels, opaque, graph)
-    read = [item for unit in ordered for item in _reads(graph, unit)] + [(t, "") for t in graph.outputs]
-    used = [(t, form) for t, form in dict.fromkeys(read) if graph.tensors[t].role is Role.CONSTANT]
+    used = weights_of(graph, ordered)
     weights = [relax.Var(f"weight{n}", _weight_type(graph.tensors[t], form)) for n, (t, form) in enumerate(used)]
     prepared = {item: weight for item, weight in zip(used, weights, strict=True) if item[1]}
     values.update({t: weight for (t, form), weight in zip(used, weights, strict=True) if not form})
@@ -132,7 +131,7 @@ def assemble(
                 if unit.name not in functions:
                     functions[unit.name] = builder.add_func(unit.func, unit.name)
                 types = [kernel_type(graph.tensors[t]) for t in group.outputs]
-                args = [prepared[t, form] if form else values[t] for t, form in _reads(graph, unit)]
+                args = [prepared[t, form] if form else values[t] for t, form in reads(graph, unit)]
                 call = builder.emit(relax.call_tir(functions[unit.name], args, types[0] if len(types) == 1 else types))
                 if len(types) == 1:
                     values[group.outputs[0]] = call
@@ -143,10 +142,17 @@ def assemble(
             single = isinstance(source.body.body.ty, relax.TensorType)
             output = builder.emit_output(results[0] if single else builder.normalize(relax.Tuple(results)))
         builder.emit_func_output(output)
-    return Program(builder.get(), tuple(_weight(constants[t], form) for t, form in used), tuple(ordered))
+    return Program(builder.get(), tuple(weight(constants[t], form) for t, form in used), tuple(ordered))
 
 
-def _weight(constant: Any, form: str) -> Any:
+def weights_of(graph: Graph, ordered: Sequence[Kernel | int]) -> list[tuple[int, str]]:
+    """The constants that a program reads, each with the form in which it does, once each."""
+    read = [item for unit in ordered for item in reads(graph, unit)] + [(t, "") for t in graph.outputs]
+    return [(t, form) for t, form in dict.fromkeys(read) if graph.tensors[t].role is Role.CONSTANT]
+
+
+def weight(constant: Any, form: str) -> Any:
+    """A constant in the form in which it is read, as TVM's tensor."""
     return tvm.runtime.tensor(prepare(form, constant.numpy())) if form else constant
 
 

@@ -5,8 +5,10 @@ TVM ends the process where LLVM cannot generate code: that costs a child, and is
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from types import TracebackType
 from typing import Any
 
@@ -22,14 +24,15 @@ _FUNCTION = "main"
 class CrossResult:
     """What became of a function: `status` is ok, failed, crashed, timeout or oom, `message` why it is not ok.
 
-    `source`: AMDGPU assembly, or OpenCL C where that was asked for; `kernels`: its resources (none of OpenCL C);
-    `launches`: name, workgroups, threads and arguments of each kernel, as JSON values; `traffic`: bytes that they ask
-    memory (and LDS) for: loads, stores, lds.
+    `source`: AMDGPU assembly or CUDA C, or OpenCL C where that was asked for; `code`: machine code, where something
+    here makes it; `kernels`: its resources (none of OpenCL C); `launches`: name, workgroups, threads and arguments of
+    each kernel, as JSON values; `traffic`: bytes that they ask memory (and LDS) for: loads, stores, lds.
     """
 
     status: str
     message: str = ""
     source: str = ""
+    code: bytes = b""
     kernels: tuple[KernelResources, ...] = ()
     launches: tuple[Mapping[str, Any], ...] = ()
     traffic: Mapping[str, int] = field(default_factory=dict)
@@ -51,7 +54,7 @@ class CrossCompiler:
         self._child = ChildProcess(factory, (target.text,))
 
     def code(self, func: Any) -> CrossResult:
-        """AMDGPU code of a scheduled PrimFunc."""
+        """Code of a scheduled PrimFunc: AMDGPU assembly, or CUDA C for NVIDIA's GPUs."""
         return self._ask(func, "code")
 
     def opencl(self, func: Any) -> CrossResult:
@@ -69,7 +72,8 @@ class CrossCompiler:
             return CrossResult(outcome.status, outcome.message)
         value = outcome.value
         kernels = tuple(KernelResources.from_json(k) for k in value["kernels"])
-        return CrossResult("ok", "", str(value["source"]), kernels, tuple(value["launches"]), value["traffic"])
+        code = base64.b64decode(value["code"])
+        return CrossResult("ok", "", str(value["source"]), code, kernels, tuple(value["launches"]), value["traffic"])
 
     def close(self) -> None:
         """End the child."""
@@ -88,12 +92,14 @@ def factory(target: str) -> Handler:
     """The handler of the child: see `CrossCompiler`."""
     from dataclasses import asdict
 
-    from autofuse.codegen.amdgpu import compile_device, opencl_source
+    from autofuse.codegen.amdgpu import opencl_source
     from autofuse.codegen.digest import tir_digest
     from autofuse.codegen.transport import from_text
-    from autofuse.target.registry import resolve
+    from autofuse.target.registry import KINDS, resolve
 
-    made = resolve(target).tvm_target()
+    chosen = resolve(target)
+    made = chosen.tvm_target()
+    compile_device = import_module(KINDS[chosen.kind].builder).compile_device
 
     def handle(request: dict[str, Any]) -> dict[str, Any]:
         func = from_text(request["payload"])
@@ -101,10 +107,12 @@ def factory(target: str) -> Handler:
             raise ValueError("the scheduled code does not survive its text form")
         if request["what"] == "opencl":
             source, launches = opencl_source(func, made)
-            return {"source": source, "kernels": [], "launches": [asdict(launch) for launch in launches], "traffic": {}}
+            asked = [asdict(launch) for launch in launches]
+            return {"source": source, "code": "", "kernels": [], "launches": asked, "traffic": {}}
         code = compile_device(func, made)
         return {
             "source": code.assembly,
+            "code": base64.b64encode(code.code).decode() if code.linked else "",
             "kernels": [kernel.to_json() for kernel in code.kernels],
             "launches": [asdict(launch) for launch in code.launches],
             "traffic": asdict(code.traffic),

@@ -11,6 +11,7 @@ import json
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,17 @@ from autofuse.measure.child import Handler
 from autofuse.measure.cold import copies_needed, weight_bytes
 from autofuse.measure.jobs import MeasureJob
 from autofuse.measure.references import FILL, NAMES, compile_references, reference_arrays
-from autofuse.measure.server import COLD, COLD_RUN, DEADLINE, DESCRIBE
+from autofuse.measure.server import COLD, COLD_RUN, DEADLINE, DESCRIBE, GPU_MEASURE
 from autofuse.measure.timing import Samples, Steadiness, Timed, sample_runs
 from autofuse.measure.worker import answer_of, kernel_arrays, wrong_outputs
+
+#: Seconds beside a kernel's own that its device may take: the process that measures may have to be started again.
+_LEAST = 40.0
 
 
 def factory(host: str, port: str, key: str) -> Handler:
     """The handler of one device of `key` at a time."""
-    devices: list[Device] = []
+    devices: list[Device | GpuDevice] = []
 
     def handle(request: dict[str, Any]) -> dict[str, Any]:
         if "connect" in request:
@@ -42,7 +46,8 @@ def factory(host: str, port: str, key: str) -> Handler:
             except AttributeError:
                 return {"status": "foreign"}
             description = json.loads(describe())
-            devices.append(Device(session, description["target"]))
+            cpu = description["target"]["kind"] == "llvm"
+            devices.append(Device(session, description["target"]) if cpu else GpuDevice(session))
             return {"status": "ok", **description}
         if not devices:  # this process is a new one: the last died
             return {"status": "lost", "message": "the process that drove the device ended"}
@@ -158,6 +163,49 @@ class Device:
 
     def _alive(self) -> bool:
         """Whether the session still answers; takes the deadline away."""
+        try:
+            self._deadline(0.0)
+        except Exception:
+            return False
+        return True
+
+
+class GpuDevice:
+    """A session with a machine whose GPU measures: jobs and their files go there, results come back."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self._deadline = session.get_function(DEADLINE)
+        self._ask = session.get_function(GPU_MEASURE)
+        self._numbers = count()
+        self._ask("")
+
+    def measure(self, job: MeasureJob) -> dict[str, Any]:
+        """Check and time one kernel. Raises what went wrong, as long as the machine lives on."""
+        names: list[str] = []
+        try:
+            number = next(self._numbers)
+            for path in (job.library, *([] if job.expected is None else [job.expected])):
+                names.append(f"{number}-{Path(path).name}")
+                self._session.upload(path, names[-1])
+            there = replace(job, library=names[0], expected=names[1] if len(names) > 1 else None)
+            self._deadline(job.limits.timeout + _LEAST)
+            try:
+                result = json.loads(str(self._ask(json.dumps(there.to_dict()))))
+                for name in names:
+                    self._session.remove(name)
+            finally:
+                self._deadline(0.0)
+        except Exception:
+            if self._alive():
+                raise
+            return {"status": "lost", "message": "the session there ended"}
+        if result["status"] != "ok":
+            return {"status": result["status"], "message": result["message"]}
+        return {"status": "ok", "samples": result["samples"], "references": result["reference_samples"]}
+
+    def _alive(self) -> bool:
+        """Whether the session still answers."""
         try:
             self._deadline(0.0)
         except Exception:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -28,6 +28,7 @@ from autofuse.measure.rounding import loose_share
 
 if TYPE_CHECKING:
     from autofuse.compiler import Analysed
+    from autofuse.target.fingerprint import HardwareRow
 
 log = logging.getLogger("autofuse")
 
@@ -42,34 +43,42 @@ class KernelCheck:
     """Checks kernels of one model; those that it has found right are not looked at again. Close it after use.
 
     right, wrong, unchecked: names of kernels so far. The unchecked ones have an operator that is too much for numpy.
+    worker: what runs kernels, by default on this CPU; hardware: what a failure is recorded of, by default the target.
     """
 
-    def __init__(self, model: Analysed) -> None:
+    def __init__(
+        self, model: Analysed, worker: ChildProcess | None = None, hardware: HardwareRow | None = None
+    ) -> None:
         self.right: list[str] = []
         self.wrong: list[str] = []
         self.unchecked: list[str] = []
         self._model = model
         self._failures: list[tuple[Kernel, Outcome]] = []
         self._source = KernelSource([model])
-        self._worker = ChildProcess(
+        self._worker = worker or ChildProcess(
             "autofuse.measure.worker:checker", environment=thread_environment(model.target.threads)
         )
+        self._hardware = hardware
 
     def __call__(self, kernels: Iterable[Kernel], code: bytes) -> dict[str, Exception]:
         """Name → what is wrong, for the kernels of a program whose library is `code`. Unscheduled loops are right."""
-        failures: dict[str, Exception] = {}
-        known = {*self.right, *self.wrong, *self.unchecked}
         with tempfile.TemporaryDirectory(prefix="autofuse-") as name:
             library = Path(name) / "model.so"
             library.write_bytes(code)
-            for kernel in kernels:
-                if kernel.func is None or kernel.plain or kernel.name in known:
-                    continue
-                known.add(kernel.name)
-                said = self._look(kernel, library)
-                if said:
-                    self.wrong.append(kernel.name)
-                    failures[kernel.name] = WrongKernelError(said)
+            return self.failing(kernels, lambda _: library)
+
+    def failing(self, kernels: Iterable[Kernel], library_of: Callable[[Kernel], Path]) -> dict[str, Exception]:
+        """Name → what is wrong, for kernels whose libraries `library_of` gives; a folder of theirs is written to."""
+        failures: dict[str, Exception] = {}
+        known = {*self.right, *self.wrong, *self.unchecked}
+        for kernel in kernels:
+            if kernel.func is None or kernel.plain or kernel.name in known:
+                continue
+            known.add(kernel.name)
+            said = self._look(kernel, library_of(kernel))
+            if said:
+                self.wrong.append(kernel.name)
+                failures[kernel.name] = WrongKernelError(said)
         return failures
 
     def _look(self, kernel: Kernel, library: Path) -> str:
@@ -119,7 +128,7 @@ class KernelCheck:
         from autofuse.records.software import software_versions
         from autofuse.target.registry import hardware_row
 
-        hardware = RecordedHardware.of(hardware_row(self._model.target))
+        hardware = RecordedHardware.of(self._hardware or hardware_row(self._model.target))
         versions = software_versions()
         try:
             with open_store(db) as store:

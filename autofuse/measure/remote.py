@@ -16,11 +16,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 from autofuse.errors import RecordError
+from autofuse.measure.gpu_runner import GpuRunner
 from autofuse.measure.jobs import MeasureJob, MeasureResult
 from autofuse.measure.local import result_of
 from autofuse.measure.process import ChildProcess, MeasureError, Outcome
 from autofuse.measure.runner import Runner
-from autofuse.target.fingerprint import HardwareRow
+from autofuse.target.fingerprint import GPU_ARCHITECTURES, HardwareRow
 from autofuse.target.pool import pool_environment
 
 _CONNECT_SECONDS = 60.0  # building the reference kernels and 64 MB of data on the way
@@ -79,6 +80,8 @@ class RpcRunner(Runner):
     def select(self, digest: str) -> None:
         """Measure on devices of this hardware alone from now on."""
         self._hardware = digest
+        gpu = any(d.row.digest == digest and d.row.architecture in GPU_ARCHITECTURES for d in self._devices)
+        self.arithmetic = GpuRunner.arithmetic if gpu else Runner.arithmetic
 
     def measure(self, jobs: Iterable[MeasureJob]) -> Iterator[MeasureResult]:
         """As the interface says; as many jobs are taken ahead as keep all devices busy."""
@@ -219,7 +222,7 @@ class RpcRunner(Runner):
             self._last_loss = str(error)
             return None
         here = platform.machine()
-        if row.architecture != here:
+        if row.architecture not in GPU_ARCHITECTURES and row.architecture != here:
             self._last_loss = f"{value['name']}: it is {row.architecture}, and kernels are built here for {here}"
             return None
         return _Device(child, row, json.dumps(value["target"], sort_keys=True), str(value["name"]))

@@ -19,15 +19,21 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
 from autofuse.errors import AutofuseError
 from autofuse.target import fingerprint, processors
 from autofuse.target.pool import pool_environment
 
+if TYPE_CHECKING:
+    from autofuse.measure.gpu_runner import GpuRunner
+
 DESCRIBE = "autofuse.describe"  # () → JSON: what `describe` says, and a name for people
 DEADLINE = "autofuse.deadline"  # (seconds) → the session is ended after that long; 0: never
 COLD = "autofuse.cold"  # (name of an uploaded library or "", job as JSON) → 1 if COLD_RUN runs its kernel now, else 0
+GPU_MEASURE = "autofuse.gpu_measure"  # (job as JSON with names of uploaded files, or "") → result as JSON
 COLD_RUN = "autofuse.cold_run"  # (times) → seconds of one run with cold weights
 _WILDCARDS = ("", "0.0.0.0", "::")
 _PAUSE = 0.2
@@ -58,6 +64,49 @@ def describe(threads: int) -> dict[str, object]:
 
     row = fingerprint(threads)
     return {"hardware": row.to_json(), "target": resolve("llvm", threads).description}
+
+
+def describe_gpu(target: str, device: str) -> dict[str, Any]:
+    """The same of a GPU of this machine, or of what stands in for one, with code for `target`. TargetError without it.
+
+    Drivers do not outlive a fork: they are asked in a process of their own.
+    """
+    from autofuse.measure.gpu_runner import device_here, gpu_row
+    from autofuse.target.registry import resolve
+
+    chosen = resolve(target)
+    found = device_here(chosen, device)
+    return {"hardware": gpu_row(chosen, found).to_json(), "target": json.loads(chosen.text), "device": found.text}
+
+
+class GpuKernels:
+    """Measures a session's kernels on a GPU, in a child of it: a kernel that crashes or hangs leaves the session alone.
+
+    `measure` is GPU_MEASURE: "" has the device made ready.
+    """
+
+    def __init__(self, target: str, device: str) -> None:
+        self._wanted = (target, device)
+        self._runner: GpuRunner | None = None
+
+    def measure(self, job: str) -> str:
+        """The result of a job, as `worker.answer_of` has it; files are where TVM's RPC puts what is uploaded."""
+        import tvm_ffi
+
+        from autofuse.measure.gpu_runner import GpuRunner
+        from autofuse.measure.jobs import MeasureJob
+        from autofuse.target.registry import resolve
+
+        if self._runner is None:
+            self._runner = GpuRunner(self._wanted[1], resolve(self._wanted[0]), check=False)
+        self._runner.start()
+        if not job:
+            return ""
+        asked = MeasureJob.from_dict(json.loads(job))
+        place = tvm_ffi.get_global_func("tvm.rpc.server.workpath")
+        expected = None if asked.expected is None else str(place(asked.expected))
+        here = replace(asked, library=str(place(asked.library)), expected=expected)
+        return json.dumps(asdict(next(iter(self._runner.measure([here])))))
 
 
 def set_deadline(seconds: float) -> None:
@@ -108,8 +157,11 @@ def serve(
     host: str = "127.0.0.1",
     ports: tuple[int, int] = (9090, 9200),
     ready: Callable[[int], None] | None = None,
+    gpu: Mapping[str, Any] | None = None,
 ) -> None:
     """Offer this machine under `key` until SIGTERM or an interrupt; `ready` is told the port each time it listens.
+
+    gpu: what `describe_gpu` says of the GPU that is offered, instead of the CPU.
 
     `threads`: size of the kernels' pool (default: the physical processors available). It is bound to `host`, at the
     first free port of `ports`. ServeError if there is no tracker or no free port.
@@ -122,7 +174,7 @@ def serve(
 
     import autofuse.measure.worker  # noqa: F401  once, here, and not in every session
 
-    content = describe(count)
+    content = dict(gpu) if gpu is not None else describe(count)
     parent = os.getpid()
     # What sessions are sent lies here, and goes with the server.
     folder = tempfile.tempdir = tempfile.mkdtemp(prefix="autofuse-serve-")
@@ -145,6 +197,10 @@ def serve(
     cold = ColdKernel()
     tvm_ffi.register_global_func(COLD, cold.prepare, override=True)
     tvm_ffi.register_global_func(COLD_RUN, cold.seconds, override=True)
+    if gpu is not None:
+        tvm_ffi.register_global_func(
+            GPU_MEASURE, GpuKernels(json.dumps(gpu["target"]), str(gpu["device"])).measure, override=True
+        )
     # The functions above reach the sessions by fork: this process never runs a kernel, which makes that safe.
     multiprocessing.set_start_method("fork", force=True)
     threading.excepthook = _say

@@ -58,6 +58,7 @@ class Handler:
         with np.load(inputs, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
         plain = load(model)
+        assert isinstance(plain, Executable), "models for a GPU have a handler of their own"
         self._run = plain.timer(**arrays)
         # A machine that is observed is slower: whole runs are timed on another one.
         observed = Executable(plain.library, plain.weights, plain.description)
@@ -92,6 +93,30 @@ class Handler:
             self._observed_run()
             runs.append(self._observer.take())
         return {"latencies": latencies, "references": references, "times": split_calls(runs)}
+
+
+class GpuHandler:
+    """The same for a model of a GPU on the device that `device` names; kernels are timed by the device's own clock."""
+
+    def __init__(self, model: str, inputs: str, device: str) -> None:
+        with np.load(inputs, allow_pickle=False) as stored:
+            self._arrays = {name: stored[name] for name in stored.files}
+        loaded = load(model)
+        assert not isinstance(loaded, Executable), "models for a CPU have a handler of their own"
+        self._model = loaded.on(device)
+        self._run = self._model.timer(**self._arrays)
+
+    def __call__(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Whole runs and runs kernel by kernel take turns."""
+        for _ in range(_WARM_UP):
+            self._run()
+        latencies, runs = [], []
+        for _ in range(int(request["runs"])):
+            latencies.append(_seconds(self._run))
+            runs.append(self._model.seconds(**self._arrays))
+        names = dict.fromkeys(name for run in runs for name, _ in run)
+        times = {name: [[s for n, s in run if n == name] for run in runs] for name in names}
+        return {"latencies": latencies, "times": times, "device": self._model.device.title}
 
 
 def _seconds(run: Callable[[], object]) -> float:

@@ -16,23 +16,26 @@ from autofuse.target import Hardware
 
 if TYPE_CHECKING:
     from autofuse.codegen.executable import Executable
+    from autofuse.codegen.gpu_executable import GpuExecutable
 
 _SECONDS_PER_RUN = 30.0
 _SECONDS_TO_START = 120.0
 
 
 def profile(
-    executable: Executable,
+    executable: Executable | GpuExecutable,
     *,
     inputs: Mapping[str, Any] | None = None,
     runs: int = 20,
     hardware: Hardware | None = None,
+    device: str = "",
     progress: Callable[[str], None] | None = None,
 ) -> Profile:
     """Times every kernel of `executable` over `runs` runs.
 
-    inputs: arrays by name, else `example_inputs`. hardware: what the roofline is taken from, else this machine's
-    description. Raises InputError for inputs that do not fit, EngineError when the process dies.
+    inputs: arrays by name, else `example_inputs`. hardware: what the roofline is taken from, else this machine's (for a
+    GPU's model its card's) description. device: what a GPU's model runs on, by default the first GPU. Raises InputError
+    for inputs that do not fit, EngineError when the process dies.
     """
     from autofuse.bench.child import common_environment
     from autofuse.measure.process import ChildProcess
@@ -41,13 +44,16 @@ def profile(
     description = executable.description
     arrays = dict(inputs) if inputs is not None else example_inputs(description)
     executable.check(**arrays)
+    gpu = "kind" in description
+    handler = "GpuHandler" if gpu else "Handler"
+    more: tuple[str, ...] = (device,) if gpu else ()
     with tempfile.TemporaryDirectory(prefix="autofuse-profile-") as folder:
-        model, stored = Path(folder) / "model.so", Path(folder) / "inputs.npz"
+        model, stored = Path(folder) / ("model" if gpu else "model.so"), Path(folder) / "inputs.npz"
         executable.save(model)
         np.savez(stored, **arrays)
         child = ChildProcess(
-            "autofuse.profile.child:Handler",
-            (str(model), str(stored)),
+            f"autofuse.profile.child:{handler}",
+            (str(model), str(stored), *more),
             common_environment(int(description["threads"])),
         )
         with contextlib.closing(child):

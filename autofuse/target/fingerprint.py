@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass, fields
 from autofuse.errors import RecordError
 from autofuse.target.host import processors, read_host
 
-#: Architectures of rows that are no CPU's: AMD GPUs, and what runs kernels for one in its place.
-AMD_GPU, STAND_IN = "amdgcn", "stand-in"
+#: Architectures of rows that are no CPU's: GPUs of AMD's and NVIDIA's lines, and what runs kernels in a GPU's place.
+AMD_GPU, NVIDIA_GPU, STAND_IN = "amdgcn", "nvptx", "stand-in"
+GPU_ARCHITECTURES = frozenset((AMD_GPU, NVIDIA_GPU, STAND_IN))
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,10 @@ class GpuHardware(Hardware):
     wave: int = 64  # lanes that run in step
     simds: int = 4  # of a compute unit
     waves_per_simd: int = 10  # resident at most
+    lane_registers: int = 256  # the most that a lane may have
     register_granule: int = 4  # registers are handed out in such steps
-    lds_bytes: int = 64 << 10  # of a compute unit, and the most that a workgroup may have
+    lds_bytes: int = 64 << 10  # of a compute unit
+    workgroup_lds: int = 64 << 10  # the most that a workgroup may have
     lds_granule: int = 512
     lds_bandwidth: float = 128 * 1.319e9  # of a compute unit
     lds_banks: int = 32
@@ -70,7 +72,9 @@ class GpuHardware(Hardware):
         by_registers = min(self.waves_per_simd, self.vector_registers // needed) * self.simds // waves
         lds = -(-lds_bytes // self.lds_granule) * self.lds_granule
         by_lds = self.lds_bytes // lds if lds else by_registers
-        return 0 if threads > self.workgroup else min(by_registers, by_lds) * waves
+        if threads > self.workgroup or lds > self.workgroup_lds or registers > self.lane_registers:
+            return 0
+        return min(by_registers, by_lds) * waves
 
     def occupancy(self, registers: int, lds_bytes: int, threads: int) -> float:
         """`resident_waves` as a share (0..1) of the most that a compute unit can hold."""

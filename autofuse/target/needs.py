@@ -1,21 +1,33 @@
 """What compiling for a GPU target and running on it takes, what of it this host has, and the steps to get the rest.
 
-Looks at files and names alone; nothing is started but rocminfo. TVM is asked whether it has a runtime if it is given.
+Looks at files and names alone; nothing is started but rocminfo and nvidia-smi. TVM is asked what it can generate.
 """
 
 from __future__ import annotations
 
 import ctypes.util
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from autofuse.target.cards import cards
-from autofuse.target.gpu import gpus_here, known_gfx
+from autofuse.target.gpu import gpus_here, known_gfx, nvidia_here
 from autofuse.target.registry import Target
 
 ROOT = Path("/")
+#: Form of machine code → what makes it, in the words of an installer.
+CODE_MAKERS = {"amdgcn": "install lld (Debian: apt install lld), or DTK", "cuda": "install CUDA's nvcc"}
+#: Driver → the variable that names its library, and where that is looked for (names without a path: by the loader).
+VARIABLES = {"rocm": "AUTOFUSE_HIP", "cuda": "AUTOFUSE_CUDA"}
+LIBRARIES = {
+    "rocm": (
+        "amdhip64", "galaxyhip", "/opt/dtk/hip/lib/libgalaxyhip.so", "/opt/dtk/lib/libgalaxyhip.so",
+        "/opt/dtk/hip/lib/libamdhip64.so", "/opt/dtk/lib/libamdhip64.so", "/opt/rocm/lib/libamdhip64.so",
+    ),
+    "cuda": ("cuda",),
+}  # fmt: skip
 _LINKERS = ("ld.lld", "opt/dtk/llvm/bin/ld.lld", "opt/rocm/llvm/bin/ld.lld")
 
 
@@ -35,6 +47,8 @@ def needs(target: Target, root: Path = ROOT, runtime: Callable[[str], bool] | No
     runtime: whether TVM has a function of that name (default: asks the installed one).
     """
     ask = runtime or _has_function
+    if target.kind == "cuda":
+        return _cuda_needs(target, root, ask)
     card = cards().get(target.card)
     found = [
         Need(
@@ -61,9 +75,9 @@ def needs(target: Target, root: Path = ROOT, runtime: Callable[[str], bool] | No
             "install DTK's driver, and join the groups video and render; rocminfo then lists the card",
         ),
         Need(
-            "run", "TVM with a ROCm runtime", "device_api.rocm" if ask("device_api.rocm") else "",
-            "build apache-tvm 0.27 with USE_ROCM=/opt/dtk and USE_LLVM on, since its wheels bring none;"
-            " or measure through DTK's OpenCL",
+            "run", "HIP, the runtime of ROCm and DTK", _library(root, "rocm"),
+            "install DTK (its HIP library is libgalaxyhip.so) or ROCm, or name the file in AUTOFUSE_HIP;"
+            " or run through DTK's OpenCL",
         ),
         Need(
             "run-opencl", "an OpenCL driver of the card", _opencl(root),
@@ -71,6 +85,66 @@ def needs(target: Target, root: Path = ROOT, runtime: Callable[[str], bool] | No
         ),
     ]  # fmt: skip
     return found
+
+
+def _cuda_needs(target: Target, root: Path, ask: Callable[[str], bool]) -> list[Need]:
+    """The same for NVIDIA's GPUs."""
+    gpus = ", ".join(name for _, name in nvidia_here()) if root == ROOT else ""
+    return [
+        Need(
+            "compile", "CUDA C of kernels", "TVM" if ask("target.build.cuda") else "",
+            "install the wheel of apache-tvm, which writes CUDA C",
+        ),
+        Need(
+            "compile", f"a compiler for {target.mcpu}", cuda_compiler(root),
+            "install CUDA's nvcc (Debian: apt install nvidia-cuda-toolkit; it has to know the card)",
+        ),
+        Need(
+            "run", "the card and its driver", gpus or _first(root, "dev/nvidia0"),
+            "install NVIDIA's driver; nvidia-smi then lists the card",
+        ),
+        Need("run", "CUDA's driver library", _library(root, "cuda"), "install NVIDIA's driver: libcuda.so.1"),
+        Need(
+            "run-opencl", "an OpenCL driver of the card", _opencl(root),
+            "NVIDIA's driver brings one; the loader is ocl-icd-libopencl1 (Debian)",
+        ),
+    ]  # fmt: skip
+
+
+def _library(root: Path, driver: str) -> str:
+    """Where a driver's library is, "" where it is not."""
+    if root == ROOT:
+        return library_of(driver)
+    return _first(root, *[path.lstrip("/") for path in LIBRARIES[driver] if path.startswith("/")])
+
+
+def library_of(driver: str) -> str:
+    """The path or name of the library of a driver (rocm, cuda), "" where there is none.
+
+    An environment variable (AUTOFUSE_HIP, AUTOFUSE_CUDA) names the file where it is in no usual place.
+    """
+    given = os.environ.get(VARIABLES[driver], "")
+    if given:
+        return given if Path(given).exists() else ""
+    for name in LIBRARIES[driver]:
+        if name.startswith("/"):
+            if Path(name).exists():
+                return name
+        elif found := ctypes.util.find_library(name):
+            return found
+    return ""
+
+
+def code_maker(form: str) -> str:
+    """What makes machine code in a form (amdgcn, cuda) on this host: its path, "" where it is missing."""
+    return linker_of_code_objects() if form == "amdgcn" else cuda_compiler()
+
+
+def cuda_compiler(root: Path = ROOT) -> str:
+    """The path of CUDA's nvcc, "" where there is none."""
+    if root == ROOT and (found := shutil.which("nvcc")):
+        return found
+    return _first(root, "usr/local/cuda/bin/nvcc")
 
 
 def _has_function(name: str) -> bool:

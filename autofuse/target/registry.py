@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from autofuse.errors import TargetError
-from autofuse.target.fingerprint import AMD_GPU, HardwareRow, fingerprint, tvm_version
-from autofuse.target.gpu import GpuChoice, choose, described, hardware_of, is_card
+from autofuse.target.cards import cards
+from autofuse.target.fingerprint import AMD_GPU, NVIDIA_GPU, HardwareRow, fingerprint, tvm_version
+from autofuse.target.gpu import GpuChoice, choose, described, hardware_of, is_card, kind_of_code
 from autofuse.target.hardware_gpu import GpuHardware
 from autofuse.target.host import ISA_FEATURES, VECTOR_UNITS, isa_of, processors, read_host
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 _OPTIONS = ("mcpu", "mtriple", "mattr", "num-cores")
 _FORMS = (
-    'known: "llvm" (this machine), "llvm -mcpu=NAME", "dcu", "dcu-z100", "rocm -mcpu=gfx906",'
+    'known: "llvm" (this machine), "llvm -mcpu=NAME", "dcu", "dcu-z100", "rocm -mcpu=gfx906", "cuda -arch=sm_90",'
     ' {"kind": "llvm", "mcpu": "NAME"}'
 )
 
@@ -34,21 +35,21 @@ _FORMS = (
 class TargetKind:
     """What there is for a kind of target. `device`: "cpu" or "gpu", which schedule families and cost models go by.
 
-    `builder`: the module of the function that makes code of one scheduled kernel. `whole`: whether a whole model can be
-    compiled into a file that runs. `runs`: how kernels are run and timed, for people.
+    `builder`: the module that makes code of one scheduled kernel (a GPU's by `compile_device`). `runs`: how kernels
+    are run and timed, for people.
     """
 
     name: str
     device: str
     builder: str
-    whole: bool
     runs: str
 
 
 #: By the name that a target has in TVM.
 KINDS = {
-    "llvm": TargetKind("llvm", "cpu", "autofuse.codegen.build", True, "in a child process here, or through RPC"),
-    "rocm": TargetKind("rocm", "gpu", "autofuse.codegen.amdgpu", False, "not yet: kernels are compiled and inspected"),
+    "llvm": TargetKind("llvm", "cpu", "autofuse.codegen.build", "in a child process here, or through RPC"),
+    "rocm": TargetKind("rocm", "gpu", "autofuse.codegen.amdgpu", "by ROCm's (DTK's) runtime or OpenCL"),
+    "cuda": TargetKind("cuda", "gpu", "autofuse.codegen.nvidia", "by CUDA's driver or OpenCL"),
 }
 
 
@@ -77,7 +78,7 @@ class Target:
 
     @property
     def isa(self) -> str:
-        """sse4, avx2, avx512 or neon; of a GPU what code is generated for, e.g. gfx906."""
+        """sse4, avx2, avx512 or neon; of a GPU what code is generated for, e.g. gfx906 or sm_90."""
         return isa_of(self.features) if self.device == "cpu" else self.mcpu
 
     @property
@@ -89,6 +90,12 @@ class Target:
     def gpu_hardware(self) -> GpuHardware:
         """The description of a GPU target's hardware."""
         return hardware_of(self.gpu)
+
+    @property
+    def loadable(self) -> bool:
+        """Whether machine code made here is for the GPU itself, and not for an older relative that LLVM knows."""
+        card = cards().get(self.card)
+        return card is None or card.gfx == card.code
 
     @property
     def vector_bytes(self) -> int:
@@ -213,7 +220,7 @@ def resolve(text: str = "llvm", threads: int | None = None) -> Target:
 
     "llvm" without a CPU (or with mcpu "native") is this machine; instruction sets that LLVM takes for granted in a CPU
     of this name but the machine lacks are switched off. "dcu" is this machine's card, else the oldest one; a card's
-    name or "rocm -mcpu=GFX" names a GPU. Raises TargetError on anything unknown.
+    name, "rocm -mcpu=GFX" or "cuda -arch=SM" names a GPU. Raises TargetError on anything unknown.
     """
     options = _split(text)
     count = threads if threads is not None else options.get("num-cores", 0)
@@ -225,7 +232,7 @@ def resolve(text: str = "llvm", threads: int | None = None) -> Target:
         raise TargetError(f"the number of threads is {count}, expected 1 or more")
     if options["kind"] != "llvm":
         gpu = choose(str(options["kind"]), options)
-        return Target("rocm", gpu.code, threads=count or processors(), wave=gpu.wave, card=gpu.card)
+        return Target(gpu.kind, gpu.code, threads=count or processors(), wave=gpu.wave, card=gpu.card)
     return _resolve(
         str(options.get("mcpu", "native")),
         str(options.get("mtriple", "")),
@@ -254,21 +261,20 @@ def _resolve(mcpu: str, triple: str, attributes: tuple[str, ...], threads: int) 
     return Target("llvm", mcpu, tuple(sorted(features & ISA_FEATURES)), threads, attributes, triple)
 
 
-def check_whole(target: Target) -> None:
-    """TargetError unless whole models can be compiled for the target."""
-    if not KINDS[target.kind].whole:
-        raise TargetError(
-            f"whole models cannot be compiled for {target.card or target.mcpu} yet, single kernels can: what there is"
-            f" and what this machine lacks says autofuse doctor --target {target.card or f'rocm -mcpu={target.mcpu}'!r}"
-        )
+def gpu_of_row(row: HardwareRow) -> Target:
+    """The target of a GPU's hardware row, or of what stood in for one. TargetError where its card is unknown."""
+    option = {"rocm": "-mcpu", "cuda": "-arch"}
+    kind = kind_of_code(row.code)
+    return resolve(f"{kind} {option[kind]}={row.code}" if row.vendor == row.code else row.vendor)
 
 
 def hardware_row(target: Target) -> HardwareRow:
     """The row that a kernel's time on this machine, or on the target's GPU, belongs to: it, and what code is for."""
     if target.device == "gpu":
         gpu, name = target.gpu_hardware, target.card or target.mcpu
+        line = NVIDIA_GPU if target.kind == "cuda" else AMD_GPU
         return HardwareRow(
-            AMD_GPU, name, 0, 0, 0, (f"wave{gpu.wave}",), gpu.l1_bytes, gpu.l2_bytes, 0, gpu.cores, tvm_version(),
+            line, name, 0, 0, 0, (f"wave{gpu.wave}",), gpu.l1_bytes, gpu.l2_bytes, 0, gpu.cores, tvm_version(),
             gpu.name, target.mcpu,
         )  # fmt: skip
     row, own = fingerprint(target.threads), _resolve("native", "", (), target.threads)

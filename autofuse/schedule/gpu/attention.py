@@ -105,7 +105,7 @@ def _offered(a: Attention, hardware: GpuHardware) -> list[GpuAttentionConfig]:
     for rows in (4, 8, 16, 32):
         for threads in (64, 128, MOST_THREADS):
             config = GpuAttentionConfig(rows, threads)
-            fits = _lds(a, config) <= (hardware.lds_bytes if rows == TOGETHER else hardware.lds_bytes // 2)
+            fits = _lds(a, config) <= (hardware.workgroup_lds if rows == TOGETHER else hardware.workgroup_lds // 2)
             whole = threads % hardware.wave == 0 and 1 <= config.sharing <= _MOST_SHARING
             if fits and whole and (rows == TOGETHER or rows < 2 * a.queries):
                 found.append(config)

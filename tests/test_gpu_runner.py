@@ -16,12 +16,16 @@ from gpu_harness import POCL, TARGET, pocl_missing
 from small_network import refused, small_network
 
 from autofuse.cli import cli
+from autofuse.device.choose import session as session_with
+from autofuse.device.opencl import device_called
+from autofuse.device.session import Device
 from autofuse.errors import TargetError
 from autofuse.learn.dataset import describe
 from autofuse.measure import ArgumentSpec, MeasureJob, MeasureLimits
+from autofuse.measure.gpu_references import GROUP, LANES, references
+from autofuse.measure.gpu_runner import GpuRunner, gpu_row
+from autofuse.measure.gpu_worker import reference_programs
 from autofuse.measure.jobs import fill_inputs
-from autofuse.measure.opencl import Device, device_called
-from autofuse.measure.opencl_runner import OpenClRunner, opencl_row
 from autofuse.records import RecordedHardware, SqliteStore
 from autofuse.schedule.registry import families
 from autofuse.target import GpuHardware, hardware_row, resolve
@@ -43,8 +47,8 @@ def _pocl() -> None:
 
 
 @pytest.fixture(scope="module")
-def runner() -> Iterator[OpenClRunner]:
-    made = OpenClRunner(POCL)
+def runner() -> Iterator[GpuRunner]:
+    made = GpuRunner(f"opencl:{POCL}")
     yield made
     made.close()
 
@@ -60,7 +64,7 @@ def job(folder: Path, kernel: str, **changes: Any) -> MeasureJob:
     return replace(made, **changes)
 
 
-def test_a_kernel_is_checked_and_timed_beside_the_references(runner: OpenClRunner, tmp_path: Path) -> None:
+def test_a_kernel_is_checked_and_timed_beside_the_references(runner: GpuRunner, tmp_path: Path) -> None:
     (result,) = runner.measure([job(tmp_path, "twice")])
     assert result.status == "ok", result.message
     assert len(result.samples) >= 4 and all(0 < s < 1 for s in result.samples)
@@ -69,7 +73,28 @@ def test_a_kernel_is_checked_and_timed_beside_the_references(runner: OpenClRunne
     )
 
 
-def test_wrong_numbers_crashes_and_hangs_are_results(runner: OpenClRunner, tmp_path: Path) -> None:
+def test_the_reference_kernels_in_tir_do_what_those_in_opencl_c_do() -> None:
+    from dataclasses import asdict
+
+    from autofuse.codegen.amdgpu import compile_device, opencl_source
+
+    session, target = session_with(device_called(POCL)), resolve(TARGET).tvm_target()
+    programs = reference_programs(session)
+    assert set(programs) == set(references())
+    for name, func in references().items():
+        source, launches = opencl_source(func, target)
+        (theirs,) = [launch for launch in launches if launch.workgroups == (LANES // GROUP, 1, 1)]
+        assert theirs.threads == (GROUP, 1, 1) and theirs.arguments == (0, 1)
+        data, out = (programs[name].read(i) for i in (0, 1))
+        programs[name].launch()
+        _, found = session.run(source.encode(), [asdict(theirs)], [data, np.zeros_like(out)])[0]
+        np.testing.assert_allclose(found, programs[name].read(1), rtol=1e-5)
+        (kernel,) = compile_device(func, target).kernels
+        assert kernel.vgpr_spills == kernel.scratch_bytes == kernel.lds_bytes == 0 and kernel.vgprs <= 128
+        programs[name].close()
+
+
+def test_wrong_numbers_crashes_and_hangs_are_results(runner: GpuRunner, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.npz"
     np.savez(wrong, np.zeros(SIZE, np.float32))
     short = replace(QUICK, timeout=6.0)
@@ -85,17 +110,17 @@ def test_wrong_numbers_crashes_and_hangs_are_results(runner: OpenClRunner, tmp_p
 def test_a_stand_in_is_named_and_never_the_cards_hardware() -> None:
     target, pocl = resolve(TARGET), device_called(POCL)
     assert not pocl.gpu
-    row, card = opencl_row(target, pocl), hardware_row(target)
+    row, card = gpu_row(target, pocl), hardware_row(target)
     assert row.architecture == STAND_IN and "in place of" in row.model_name and row.digest != card.digest
-    real = opencl_row(target, Device("a platform", "gfx906", (0, 0), gpu=True))
+    real = gpu_row(target, Device("a platform", "gfx906", (0, 0), gpu=True))
     assert real.architecture == card.architecture and real.digest not in (row.digest, card.digest)
     with pytest.raises(TargetError, match="no OpenCL device 'a card'"):
-        OpenClRunner("a card")
+        GpuRunner("opencl:a card")
 
 
 def test_learning_takes_a_stand_in_for_other_hardware_than_the_card() -> None:
     target = resolve(TARGET)
-    rows = [hardware_row(target), opencl_row(target, device_called(POCL)), hardware_row(resolve("rocm -mcpu=gfx1030"))]
+    rows = [hardware_row(target), gpu_row(target, device_called(POCL)), hardware_row(resolve("rocm -mcpu=gfx1030"))]
     card, stand_in, other = (describe(RecordedHardware.of(row)) for row in rows)
     assert card == target.gpu_hardware and other == resolve("rocm -mcpu=gfx1030").gpu_hardware
     assert isinstance(stand_in, GpuHardware) and stand_in.isa == "gfx906 stand-in"
@@ -116,15 +141,23 @@ def test_collect_measures_a_network_through_opencl(tmp_path: Path, monkeypatch: 
     with SqliteStore(db, readonly=True) as store:
         records = list(store.records())
         (hardware,) = {r.hardware for r in records}
-        assert hardware == opencl_row(resolve(TARGET), device_called(POCL)).digest
+        assert hardware == gpu_row(resolve(TARGET), device_called(POCL)).digest
     assert {r.status for r in records} == {"ok"}
     assert {r.family for r in records} <= {f.name for f in families("gpu")} and len({r.family for r in records}) > 1
 
 
-def test_places_that_do_not_fit_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_places_that_do_not_fit_are_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     onnx.save(small_network(), tmp_path / "small.onnx")
     base = ("collect", tmp_path / "small.onnx", "--db", tmp_path / "r.db")
-    assert "--opencl DEVICE" in refused(capfd, tmp_path, *base, "--target", TARGET)
+    monkeypatch.setattr("autofuse.device.opencl.devices", lambda: [])
+    monkeypatch.setattr("autofuse.device.modules.devices", lambda *_, **__: [])
+    assert "no GPU is found here" in refused(capfd, tmp_path, *base, "--target", TARGET)
+    monkeypatch.undo()
     assert "for a GPU" in refused(capfd, tmp_path, *base, "--opencl", POCL)
-    assert "leave out" in refused(capfd, tmp_path, *base, "--opencl", POCL, "--dask", "tcp://127.0.0.1:1")
+    on_gpu = (*base, "--target", TARGET, "--opencl", POCL)
+    assert "leave out --dask" in refused(capfd, tmp_path, *on_gpu, "--dask", "tcp://127.0.0.1:1")
+    assert "give one of them" in refused(capfd, tmp_path, *on_gpu, "--device", "rocm")
+    assert "serve" in refused(capfd, tmp_path, *base, "--device", "rocm", "--rpc", "127.0.0.1:1", "--key", "k")
     assert "no OpenCL device" in refused(capfd, tmp_path, *base, "--opencl", "a card", "--target", TARGET)
