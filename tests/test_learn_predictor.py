@@ -32,6 +32,7 @@ from learn_stores import (
 from autofuse.cli import main
 from autofuse.cost import AnalyticalCostModel, Candidate
 from autofuse.cost.features import FEATURE_VERSION, extract
+from autofuse.cost.schema import schema_of
 from autofuse.errors import PredictorError
 from autofuse.graph.model import Group
 from autofuse.learn import (
@@ -48,6 +49,8 @@ from autofuse.learn.boosting import TreeSettings
 from autofuse.learn.evaluation import settings_of
 from autofuse.learn.predictor import read_card
 from autofuse.records import SqliteStore
+
+OF_GPUS = {"version": schema_of("gpu").version, "names": list(schema_of("gpu").names)}
 
 
 def candidates(group: Group) -> list[Candidate]:
@@ -235,7 +238,9 @@ class TestDirectory:
             (lambda p: (p / "member-1.json").unlink(), "member-1.json"),
             (lambda p: (p / "member-1.json").write_bytes(b"x"), "member-1.json was changed"),
             (lambda p: edit(p, version=1), "version 1, this program reads 2"),
-            (lambda p: edit(p, kind="gpu"), "for a gpu, the target is a cpu"),
+            (lambda p: edit(p, kind="gpu"), "features of version"),
+            (lambda p: edit(p, kind="gpu", features=OF_GPUS), "for a gpu, the target is a cpu"),
+            (lambda p: edit(p, kind="toaster"), "damaged"),
             (lambda p: edit(p, features={"version": 99, "names": []}), "features of version 99"),
             (lambda p: edit(p, features={"version": FEATURE_VERSION, "names": ["a"]}), "features are not"),
             (lambda p: edit(p, trust={"offset": "high", "scale": 1, "limit": 1, "failing": None}), "damaged"),

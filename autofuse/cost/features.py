@@ -139,8 +139,8 @@ def _config_reader(kind: type[Configuration]) -> Callable[[Configuration], tuple
     return lambda config: (*(getattr(config, name) for name in names), *zeros)
 
 
-def _family_columns(candidates: Sequence[Candidate]) -> NDArray[np.float64]:
-    """The _FAMILY features."""
+def family_columns(candidates: Sequence[Candidate]) -> NDArray[np.float64]:
+    """The features of families and configurations: a code, then the first _CONFIG_SLOTS fields."""
     codes: dict[str, int] = {}
     readers: dict[type[Configuration], Callable[[Configuration], tuple[int, ...]]] = {}
     flat: list[float] = []
@@ -197,7 +197,7 @@ def extract(
         [
             groups.features[index],
             _shape_columns(rows, groups.flops[index], hardware),
-            _family_columns(candidates),
+            family_columns(candidates),
             np.broadcast_to(_hardware_row(hardware), (n, len(_HARDWARE))),
             np.log2(1 + cold_bytes)[:, None],
             np.column_stack([np.log(np.maximum(terms[t], 1e-12)) for t in _TERM_NAMES]),

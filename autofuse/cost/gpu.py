@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autofuse.cost.gpu_features import gpu_shape
 from autofuse.cost.model import Candidate, CostModel
 from autofuse.graph.model import Group
 from autofuse.schedule.family import KernelShape
 from autofuse.schedule.gpu import roof
-from autofuse.schedule.gpu.shape import GpuShape
 from autofuse.target import GpuHardware
 
 
@@ -39,6 +38,4 @@ class GpuCostModel(CostModel):
         """The named terms of a kernel's cost, in seconds: see `roof.terms`."""
         if shape.loops == 0:  # a view launches nothing
             return {"total": float(np.finfo(np.float64).tiny)}
-        if not isinstance(shape, GpuShape):  # a family that says nothing of threads: waves of its own
-            shape = GpuShape(*[getattr(shape, f.name) for f in fields(KernelShape)])
-        return roof.terms(group.work, shape, self.hardware)
+        return roof.terms(group.work, gpu_shape(shape), self.hardware)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from autofuse.cost.features import FEATURE_VERSION, feature_names
+from autofuse.cost.schema import schema_of
 from autofuse.learn.ranges import TrainingRange
 from autofuse.target import GpuHardware, Hardware
 
@@ -102,17 +102,18 @@ class Card:
         if content.get("version") != VERSION:
             raise ValueError(f"it is of version {content.get('version')!r}, this program reads {VERSION}")
         try:
-            features = content["features"]
-            if features["version"] != FEATURE_VERSION or list(features["names"]) != feature_names():
+            features, kind = content["features"], _text(content["kind"])
+            schema = schema_of(kind)
+            if features["version"] != schema.version or tuple(features["names"]) != schema.names:
                 raise ValueError(
-                    f"it was trained on features of version {features['version']!r}, this program has {FEATURE_VERSION}"
-                    if features["version"] != FEATURE_VERSION
+                    f"it was trained on features of version {features['version']!r}, this program has {schema.version}"
+                    if features["version"] != schema.version
                     else "its features are not those of this program"
                 )
             card = cls(
-                kind=_text(content["kind"]),
-                feature_version=FEATURE_VERSION,
-                features=tuple(features["names"]),
+                kind=kind,
+                feature_version=schema.version,
+                features=schema.names,
                 families={_text(k): int(v) for k, v in content["families"].items()},
                 hardware=tuple(
                     TrainedHardware(_text(h["digest"]), int(h["records"]), _hardware(h["description"]))
@@ -124,7 +125,8 @@ class Card:
                 checks=dict(content["checks"]),
                 importance={_text(k): _number(v) for k, v in content["importance"].items()},
                 range=TrainingRange(
-                    {_text(k): (_number(low), _number(high)) for k, (low, high) in content["range"].items()}
+                    {_text(k): (_number(low), _number(high)) for k, (low, high) in content["range"].items()},
+                    schema.features,
                 ),
                 trust=_trust(content["trust"]),
                 members=tuple(

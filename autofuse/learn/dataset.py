@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autofuse.codegen.version import CODEGEN_VERSION
-from autofuse.cost.features import FEATURES, extract, feature_names
+from autofuse.cost.features import FEATURES
 from autofuse.cost.model import Candidate
+from autofuse.cost.schema import FeatureSchema, schema_of
 from autofuse.errors import RecordError
 from autofuse.graph.model import Group
 from autofuse.records.groups import group_from_text
@@ -27,9 +28,6 @@ from autofuse.records.record import Record, RecordedHardware
 from autofuse.records.store import RecordStore
 from autofuse.schedule.family import ScheduleFamily
 from autofuse.target import Hardware
-
-#: The column that holds ln(analytical seconds).
-BASE = feature_names().index("log_total")
 
 FamilyOf = Callable[[str], ScheduleFamily]
 
@@ -60,7 +58,7 @@ class Dataset:
     and `families` say what a row is about, `layouts` how its borders are stored; `weights` count in training. `digests`
     identify the records; `descriptions` are the hardware's, by digest. `failures` are what could not be timed.
     `skipped` counts records that give no row, by reason. `evaluation_only`: they come from a store that nothing may be
-    learned from.
+    learned from. kind: whose features they are, a CPU's or a GPU's (`cost/schema.py`).
     """
 
     features: NDArray[np.float32]
@@ -79,14 +77,20 @@ class Dataset:
     failures: Failures = field(default_factory=no_failures)
     skipped: Mapping[str, int] = field(default_factory=dict)
     evaluation_only: bool = False
+    kind: str = "cpu"
 
     def __len__(self) -> int:
         return len(self.residual)
 
     @property
+    def schema(self) -> FeatureSchema:
+        """What the columns of `features` are."""
+        return schema_of(self.kind)
+
+    @property
     def base(self) -> NDArray[np.float64]:
         """ln of the analytical model's seconds."""
-        return self.features[:, BASE].astype(np.float64)
+        return self.features[:, self.schema.base].astype(np.float64)
 
     @property
     def measured(self) -> NDArray[np.float64]:
@@ -148,18 +152,18 @@ def describe(row: RecordedHardware) -> Hardware | None:
 
     What stood in for a card has its description under another instruction set: nothing learned from it is the card's.
     """
-    from autofuse.target.fingerprint import AMD_GPU, STAND_IN, HardwareRow, fingerprint
+    from autofuse.target.fingerprint import GPU_ARCHITECTURES, STAND_IN, HardwareRow, fingerprint
     from autofuse.target.hardware_file import default_hardware, hardware_path, read_hardware
     from autofuse.target.host import HostCpu, isa_of, read_host
-    from autofuse.target.registry import Target, resolve
+    from autofuse.target.registry import Target, gpu_of_row
 
     try:
         known = HardwareRow.from_json(row.detail)
     except RecordError:
         return None
-    if known.architecture in (AMD_GPU, STAND_IN):
-        gpu = resolve(f"rocm -mcpu={known.vendor}" if known.vendor == known.code else known.vendor).gpu_hardware
-        return gpu if known.architecture == AMD_GPU else replace(gpu, name=row.name, isa=f"{gpu.isa} {STAND_IN}")
+    if known.architecture in GPU_ARCHITECTURES:
+        gpu = gpu_of_row(known).gpu_hardware
+        return replace(gpu, name=row.name, isa=f"{gpu.isa} {STAND_IN}") if known.architecture == STAND_IN else gpu
     path = hardware_path(known)
     if path.exists():
         hardware = read_hardware(path)
@@ -291,18 +295,24 @@ def _assemble(
 ) -> Dataset:
     # Record, whether with cold weights, ln of its seconds, ln of those of the measurement before.
     rows: list[tuple[Record, bool, float, float]] = []
-    parts = [np.empty((0, len(FEATURES)), np.float32)]
-    lost = [np.empty((0, len(FEATURES)), np.float32)]
+    # Nothing is trained on a mixture of CPUs and GPUs, which has a CPU's features.
+    kind = "gpu" if {known[k.record.hardware].kind for k in kept} == {"gpu"} else "cpu"
+    if kind == "gpu":
+        failed = [k for k in failed if known[k.record.hardware].kind == kind]
+    schema = schema_of(kind)
+    present = {k.record.hardware for k in (*kept, *failed)}
+    parts = [np.empty((0, len(schema.features)), np.float32)]
+    lost = [np.empty((0, len(schema.features)), np.float32)]
     broken: list[Record] = []
-    for digest in sorted({k.record.hardware for k in (*kept, *failed)}):
+    for digest in sorted(present):
         here = [k for k in kept if k.record.hardware == digest]
         tell(f"features of {len(here)} records")
         for cold in (False, True):
             chosen = [k for k in here if not cold or (k.record.cold_samples and k.record.cold_normalised)]
-            parts.append(extract([k.candidate for k in chosen], known[digest], cold=cold))
+            parts.append(schema.extract([k.candidate for k in chosen], known[digest], cold))
             rows += [(k.record, cold, _ln(k.record, cold), _ln(k.before, cold)) for k in chosen]
         lost_here = [k for k in failed if k.record.hardware == digest]
-        lost.append(extract([k.candidate for k in lost_here], known[digest]))
+        lost.append(schema.extract([k.candidate for k in lost_here], known[digest], False))
         broken += [k.record for k in lost_here]
     features = np.concatenate(parts)
     records = [record for record, *_ in rows]
@@ -310,7 +320,7 @@ def _assemble(
     versions = {k.candidate.family.name: k.candidate.family.version for k in kept}
     return Dataset(
         features=features,
-        residual=np.array([ln for _, _, ln, _ in rows], np.float64) - features[:, BASE].astype(np.float64),
+        residual=np.array([ln for _, _, ln, _ in rows], np.float64) - features[:, schema.base].astype(np.float64),
         weights=np.ones(len(rows)),
         cold=np.array([cold for _, cold, _, _ in rows], np.bool_),
         again=np.array([ln for *_, ln in rows], np.float64),
@@ -325,6 +335,7 @@ def _assemble(
         failures=Failures(np.concatenate(lost), tuple(r.workload for r in broken), tuple(r.status for r in broken)),
         skipped=skipped,
         evaluation_only=store.evaluation_only,
+        kind=kind,
     )
 
 

@@ -15,9 +15,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from autofuse.cost.features import extract, feature_names
 from autofuse.cost.kinds import analytical_costs
 from autofuse.cost.model import Candidate, CostModel
+from autofuse.cost.schema import schema_of
 from autofuse.errors import PredictorError
 from autofuse.learn.booster import Booster
 from autofuse.learn.card import ERRORS, FAILURES, Card
@@ -25,7 +25,6 @@ from autofuse.learn.train import Trained
 from autofuse.learn.uncertainty import expected
 from autofuse.target import Hardware
 
-_BASE = feature_names().index("log_total")
 #: Files of a predictor besides its trees; those of an older one go with it.
 _OWN = frozenset(
     ["card.json", "card.md", "predicted.svg", "errors.svg", "importance.svg", "evaluation.json", "evaluation.md"]
@@ -60,6 +59,7 @@ class LearnedCostModel(CostModel):
     def __init__(self, card: Card, files: Mapping[str, bytes], hardware: Hardware, cold: bool = False) -> None:
         self.card = card
         self.cold = cold
+        self._schema = schema_of(card.kind)
         models = {name: Booster(content) for name, content in files.items()}
         self._errors = models.pop(ERRORS)
         self._failures = models.pop(FAILURES, None)
@@ -92,7 +92,7 @@ class LearnedCostModel(CostModel):
             return Prediction(np.empty(0), np.empty(0, bool), np.empty(0))
         versions = self.card.families
         known = [versions.get(c.family.name) == c.family.version for c in candidates]
-        return self.predict_rows(extract(candidates, self.hardware, cold=self.cold), np.array(known, bool))
+        return self.predict_rows(self._schema.extract(candidates, self.hardware, self.cold), np.array(known, bool))
 
     def predict_rows(self, features: NDArray[np.float32], known: NDArray[np.bool_] | None = None) -> Prediction:
         """The same from features (n, columns); `known`: whether the card knows a row's family."""
@@ -106,7 +106,7 @@ class LearnedCostModel(CostModel):
         if known is not None:
             trusted &= known
         shift = np.where(trusted, residual, trust.offset)
-        seconds = np.exp(features[:, _BASE].astype(np.float64) + shift)
+        seconds = np.exp(features[:, self._schema.base].astype(np.float64) + shift)
         if self._failures is not None and trust.failing is not None:
             fails = trusted & (self._failures.predict(features) > trust.failing)
             seconds = np.where(fails, np.inf, seconds)

@@ -19,7 +19,7 @@ _SIZES = frozenset(
     ["fma", "simple", "compare", "divide", "special", "bytes_in", "bytes_constant", "bytes_out", "bytes_internal",
      "reduction", "output_elements", "tasks", "footprint", "memory_bytes"]
 )  # fmt: skip
-_EXACT = frozenset(["hw_lanes", "hw_registers", "hw_cores"])
+_EXACT = frozenset(["hw_lanes", "hw_registers", "hw_cores", "hw_wave", "hw_waves"])
 #: A size may be half of the smallest or twice the largest that was seen (log2 columns).
 _SIZE_MARGIN = 1.0
 #: A rate, bandwidth or cache may be off by a quarter of an octave: another calibration, not another machine.
@@ -49,25 +49,26 @@ def margins(feature: Feature, low: float, high: float) -> tuple[float, float] | 
 
 @dataclass(frozen=True)
 class TrainingRange:
-    """Bounds of the checked columns by name, margins included."""
+    """Bounds of the checked columns by name, margins included. `columns`: what the columns of rows are."""
 
     bounds: Mapping[str, tuple[float, float]]
+    columns: tuple[Feature, ...] = FEATURES
 
     @classmethod
-    def of(cls, features: NDArray[np.float32]) -> TrainingRange:
-        """The range of training rows (n, features), n >= 1."""
+    def of(cls, features: NDArray[np.float32], columns: tuple[Feature, ...] = FEATURES) -> TrainingRange:
+        """The range of training rows (n, columns), n >= 1."""
         low, high = features.min(axis=0), features.max(axis=0)
         bounds = {}
-        for i, feature in enumerate(FEATURES):
+        for i, feature in enumerate(columns):
             limits = margins(feature, float(low[i]), float(high[i]))
             if limits is not None:
                 bounds[feature.name] = limits
-        return cls(bounds)
+        return cls(bounds, columns)
 
     def contains(self, features: NDArray[np.float32]) -> NDArray[np.bool_]:
         """For each row whether every checked column is within its bounds."""
-        columns = [i for i, f in enumerate(FEATURES) if f.name in self.bounds]
-        limits = np.array([self.bounds[FEATURES[i].name] for i in columns], np.float64).reshape(-1, 2)
+        columns = [i for i, f in enumerate(self.columns) if f.name in self.bounds]
+        limits = np.array([self.bounds[self.columns[i].name] for i in columns], np.float64).reshape(-1, 2)
         # float32 columns that equal a bound must not fail by rounding.
         slack = 1e-5 * np.maximum(1.0, np.abs(limits))
         chosen = features[:, columns]
@@ -78,6 +79,7 @@ class TrainingRange:
         """Names of the columns that put one row out of range: why a prediction is not trusted."""
         return [
             f.name
-            for i, f in enumerate(FEATURES)
-            if f.name in self.bounds and not TrainingRange({f.name: self.bounds[f.name]}).contains(row[None, :])[0]
+            for f in self.columns
+            if f.name in self.bounds
+            and not TrainingRange({f.name: self.bounds[f.name]}, self.columns).contains(row[None, :])[0]
         ]

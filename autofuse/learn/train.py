@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from autofuse.cost.features import FEATURE_VERSION, feature_names
 from autofuse.errors import PredictorError
 from autofuse.learn.booster import Booster
 from autofuse.learn.boosting import TreeSettings, contributions, fit, trees
@@ -97,9 +96,9 @@ def train_predictor(
     coverage = Coverage.of(wrong, errors.outside)
     files = _files(members, errors, failing)
     card = Card(
-        kind=next(iter(dataset.descriptions.values())).kind,
-        feature_version=FEATURE_VERSION,
-        features=tuple(feature_names()),
+        kind=dataset.schema.kind,
+        feature_version=dataset.schema.version,
+        features=dataset.schema.names,
         families=dataset.family_versions,
         hardware=tuple(
             TrainedHardware(
@@ -123,7 +122,7 @@ def train_predictor(
         metrics={name: m.as_dict() for name, m in metrics.items()},
         checks={"coverage": asdict(coverage), "failures": None if failing is None else failing.scores.as_dict()},
         importance=_importance(dataset, members, s.seed),
-        range=TrainingRange.of(dataset.features),
+        range=TrainingRange.of(dataset.features, dataset.schema.features),
         trust=trust,
         members=tuple(
             Member(name, hashlib.sha256(content).hexdigest(), trees(content)) for name, content in files.items()
@@ -144,7 +143,7 @@ def _importance(dataset: Dataset, members: list[bytes], seed: int) -> dict[str, 
     """Column → mean absolute SHAP value (ln) over some rows, largest first; columns without influence are left out."""
     order = np.random.default_rng(seed).permutation(len(dataset))[:_EXPLAINED]
     values = contributions(members, dataset.features[np.sort(order)])
-    ranked = sorted(zip(feature_names(), values, strict=True), key=lambda pair: (-pair[1], pair[0]))
+    ranked = sorted(zip(dataset.schema.names, values, strict=True), key=lambda pair: (-pair[1], pair[0]))
     return {name: float(f"{value:.5g}") for name, value in ranked if value > 0}
 
 
