@@ -2,6 +2,7 @@
 
     python scripts/gpu_kernels.py                      writes tests/gpu_code/resources.json, then docs/dcu-kernels.md
     python scripts/gpu_kernels.py minilm_l6            one network anew, the rest of the file stays
+    python scripts/gpu_kernels.py --families           the families' cases anew
     python scripts/gpu_kernels.py --check              makes every row of the file again and says what has changed
     python scripts/gpu_kernels.py --page               the page alone
 
@@ -81,6 +82,7 @@ def main() -> int:
     """1 where `--check` finds a difference."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("networks", nargs="*", help="those to make anew (all, and the families' cases)")
+    parser.add_argument("--families", action="store_true", help="the families' cases too, or alone")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--page", action="store_true")
     options = parser.parse_args()
@@ -106,9 +108,10 @@ def main() -> int:
         networks, tvm = dict(content["networks"]), dict(content["tvm"])
         with CrossCompiler(resolve(golden.TARGET), golden.PATIENCE) as compiler:
             families = content["families"]
-            if not options.networks or not families:
+            chosen = options.networks or ([] if options.families else golden.NETWORKS)
+            if options.families or not options.networks or not families:
                 families = told(golden.family_rows(compiler), "families")
-            for network in options.networks or golden.NETWORKS:
+            for network in chosen:
                 networks[network] = told(golden.network_rows(compiler, network), network)
                 tvm[network] = told(golden.tvm_rows(compiler, network), f"{network}, TVM's fusion")
         ordered = sorted(networks, key=lambda n: [*golden.NETWORKS, n].index(n))

@@ -28,6 +28,14 @@ def _masked(bb: Any, q: Any, k: Any, v: Any, mask: Any) -> Any:
     return R.matmul(bb(R.nn.softmax(shown)), v)
 
 
+def _pooled(kernel: int, by: str, window: tuple[int, int], **how: Any) -> Emit:
+    def emit(bb: Any, x: Any) -> Any:
+        made = bb(_conv(20, 16, kernel, padding=kernel // 2)(bb, x))
+        return R.tanh(bb(getattr(R.nn, by)(made, window, **how)))
+
+    return emit
+
+
 # (family, what, program, shapes of its inputs, operator that the group stands behind)
 CASES: list[tuple[str, str, Emit, Shapes, str]] = [
     ("gpu_elementwise", "functions, rows of 41", _chain, [(3, 7, 41)], ""),
@@ -44,6 +52,8 @@ CASES: list[tuple[str, str, Emit, Shapes, str]] = [
     ("gpu_gemm", "convolution, odd", _conv(20, 16, 3, padding=1), [(1, 16, 13, 11)], ""),
     ("gpu_gemm", "first convolution", _conv(32, 3, 3, padding=1, strides=2), [(1, 3, 25, 23)], ""),
     ("gpu_depthwise_gemm", "strided, odd", _depthwise_pointwise, [(1, 20, 13, 11)], ""),
+    ("gpu_conv_pool", "largest of 2×2, odd", _pooled(3, "max_pool2d", (2, 2), strides=2), [(1, 16, 13, 11)], ""),
+    ("gpu_conv_pool", "means of 2×2, padded", _pooled(1, "avg_pool2d", (2, 2), padding=1), [(2, 16, 7, 6)], ""),
     ("gpu_attention", "heads, odd", _attention, [(1, 21, 36), (1, 19, 36), (1, 19, 36)], ""),
     (
         "gpu_attention",

@@ -63,6 +63,7 @@ def _families(kind: str) -> tuple[ScheduleFamily, ...]:
 def _gpu_families() -> tuple[ScheduleFamily, ...]:
     from autofuse.schedule.cpu.view import ViewFamily
     from autofuse.schedule.gpu.attention import GpuAttentionFamily
+    from autofuse.schedule.gpu.conv_pool import GpuConvPoolFamily
     from autofuse.schedule.gpu.depthwise_gemm import GpuDepthwiseGemmFamily
     from autofuse.schedule.gpu.direct import GpuDirectFamily
     from autofuse.schedule.gpu.dlight import DlightFamily
@@ -71,8 +72,8 @@ def _gpu_families() -> tuple[ScheduleFamily, ...]:
     from autofuse.schedule.gpu.rows import GpuRowsFamily
 
     return (
-        GpuAttentionFamily(), GpuDepthwiseGemmFamily(), GpuGemmFamily(), GpuRowsFamily(), GpuDirectFamily(),
-        ViewFamily(), GpuElementwiseFamily(), DlightFamily(),
+        GpuAttentionFamily(), GpuConvPoolFamily(), GpuDepthwiseGemmFamily(), GpuGemmFamily(), GpuRowsFamily(),
+        GpuDirectFamily(), ViewFamily(), GpuElementwiseFamily(), DlightFamily(),
     )  # fmt: skip
 
 

@@ -33,10 +33,10 @@ def build(func: Any, config: GpuGemmConfig, behind: int = 0) -> Any:
     reductions = [s for s in program.stages if s.how]
     if len(reductions) != behind + 1:
         raise ScheduleError(f"the function has {len(reductions)} reductions, not {behind + 1}")
-    return _Kernel(program, axes_of(reductions[-1]), config, reductions[0] if behind else None).build()
+    return Kernel(program, axes_of(reductions[-1]), config, reductions[0] if behind else None).build()
 
 
-class _Kernel:
+class Kernel:
     """State while the statements of one kernel are made. `first`: the reduction that the left operand is made of."""
 
     def __init__(self, program: Program, axes: Axes, config: GpuGemmConfig, first: Stage | None = None) -> None:
@@ -46,7 +46,7 @@ class _Kernel:
         self.depth = stage.reads
         # What the left operand is made of where it is brought stays as it stands.
         left = axes.left if first is not None else program.substitute(axes.left, {}, {})
-        self.sides = (
+        self.sides: tuple[Side, Side] = (
             side_of(axes, left, axes.rows, config.rows),
             side_of(axes, program.substitute(axes.right, {}, {}), axes.columns, config.columns),
         )
@@ -254,11 +254,9 @@ class _Kernel:
         """
         axes, config, side = self.axes, self.config, self.sides[n]
         stage = axes.stage
-        places = axes.rows if n == 0 else axes.columns
         whole = self.tile[n] * index(side.size) + row
         deep = piece * index(config.depth) + depth
-        at = dict(self.batch)
-        at.update(zip(places, unravel(whole, [stage.shape[p] for p in places]) if places else [], strict=True))
+        at = {**self.batch, **(self._row_axes(whole) if n == 0 else self._axes_at(axes.columns, whole))}
         values = {stage.iters[p]: at.get(p, index(0)) for p in range(len(stage.shape))}
         values.update(zip(stage.reduces, unravel(deep, stage.reduced), strict=True))
         homes: dict[Any, Any] = {}
@@ -275,6 +273,16 @@ class _Kernel:
         if not inside:
             return value
         return tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, str(stage.buffer.dtype)))
+
+    def _axes_at(self, places: Sequence[int], linear: Any) -> dict[int, Any]:
+        """The product's axes at some places, by a linear index over them."""
+        if not places:
+            return {}
+        return dict(zip(places, unravel(linear, [self.axes.stage.shape[p] for p in places]), strict=True))
+
+    def _row_axes(self, row: Any) -> dict[int, Any]:
+        """Those that a row of the left operand stands for."""
+        return self._axes_at(self.axes.rows, row)
 
     # -- arithmetic --------------------------------------------------------------------------------------------
 
