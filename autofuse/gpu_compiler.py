@@ -74,7 +74,9 @@ def generate_gpu(
     made: dict[str, KernelCode] = {}
     with ExitStack() as stack:
         codes = stack.enter_context(Codes(analysed.target))
-        checks = stack.enter_context(GpuKernelCheck(analysed, check)) if check is not None else None
+        checks = GpuKernelCheck(analysed, check) if check is not None else None
+        if checks is not None:
+            stack.enter_context(checks)
         while True:
             program = arrange(graph, kernels, opaque, analysed.constants)
             functions = {gv.name_hint: func for gv, func in program.module.functions.items()}

@@ -44,7 +44,7 @@ def command(compiled: str, source: str, output: str, device: str | None) -> None
     named = dict(zip(executable.output_names, results, strict=True))
     try:
         with whole_file(target) as out:
-            np.savez(out, **named)  # type: ignore[arg-type]
+            np.savez(out, **named)
     except OSError as error:
         raise InputError(f"cannot write {output}: {error.strerror}; choose another --output") from None
     shapes = ", ".join(f"{n} {list(r.shape)}" for n, r in zip(executable.output_names, results, strict=True))
