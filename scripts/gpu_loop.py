@@ -2,7 +2,7 @@
 
     python scripts/gpu_loop.py --target cuda                          an NVIDIA card, by its own driver
     python scripts/gpu_loop.py --target dcu                           a DCU, by DTK's runtime or its OpenCL
-    python scripts/gpu_loop.py --target dcu --device opencl:portable --minutes 3
+    python scripts/gpu_loop.py --target dcu --device opencl:portable --minutes 6
                                                                       PoCL on a CPU stands in: the way, not the times
 
 Prints one JSON object: what is missing here, how far the compiled networks are from ONNX Runtime, what was measured,
