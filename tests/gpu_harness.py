@@ -46,9 +46,9 @@ class Pocl:
 
     def __init__(self, folder: Path, device: str = POCL) -> None:
         self.folder = folder
-        self.child = ChildProcess(
-            "autofuse.measure.gpu_worker:kernels", (f"opencl:{device}",), {"POCL_CACHE_DIR": str(folder / "cache")}
-        )
+        # PoCL optimises nothing: kernels here are run once.
+        environment = {"POCL_CACHE_DIR": str(folder / "cache"), "POCL_EXTRA_BUILD_FLAGS": "-cl-opt-disable"}
+        self.child = ChildProcess("autofuse.measure.gpu_worker:kernels", (f"opencl:{device}",), environment)
         self.target = resolve(TARGET).tvm_target()
 
     def run(

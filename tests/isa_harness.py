@@ -1,8 +1,8 @@
 """Kernels for instruction sets other than this machine's: made, looked at as assembly, run natively or in an emulator.
 
 `CASES` are groups of real lowered operators for every schedule family, in sizes that tiles divide and in sizes that
-nothing divides. `build` schedules a case for a target; `run_all` runs kernels by a small C driver (tests/isa_driver.c)
-that stands in for TVM's runtime, in qemu where the machine is another.
+nothing divides. `Kernels` schedules and compiles them for a target; `errors` runs kernels by a small C driver
+(tests/isa_driver.c) that stands in for TVM's runtime, in qemu where the machine is another.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tvm
 import tvm_ffi.libinfo
+from built_kernels import build_kernels
 from lowered_groups import LoweredGroup
 from tvm import relax
 from tvm.relax import op as R
@@ -247,25 +248,59 @@ def _answers(made: LoweredGroup, group: Group, inputs: Sequence[np.ndarray]) -> 
     try:
         return evaluate(group, inputs)
     except NotEvaluated:
-        plain = tvm.compile(made.fuser.fuse(group).with_attr("global_symbol", "main"), resolve().tvm_target())
+        (plain,) = build_kernels([made.fuser.fuse(group)])
         outs = [made.graph.tensors[t] for t in group.outputs]
         empty = [tvm.runtime.empty(t.shape, t.dtype) for t in outs]
-        plain["main"](*map(tvm.runtime.tensor, inputs), *empty)
+        plain(*map(tvm.runtime.tensor, inputs), *empty)
         return [e.numpy() for e in empty]
 
 
-def compiled(kernels: Sequence[Built], isa: str) -> Any:
-    """One runtime module of all kernels."""
-    register_intrinsics()
-    with tvm.transform.PassContext(opt_level=3, config=PASS_CONFIG):
-        return tvm.compile(
-            tvm.IRModule({k.name: k.func for k in kernels}), target(isa).tvm_target(), tir_pipeline=pipeline()
-        )
+class Kernels:
+    """The kernels of one instruction set, each compiled once. `folder` for object files."""
+
+    def __init__(self, isa: str, folder: Path) -> None:
+        self.isa, self.folder = isa, folder
+        self._first: dict[IsaCase, Compiled] = {}
+        self._count = 0
+
+    def first(self, case: IsaCase) -> Compiled:
+        """A case in its first configuration."""
+        if case not in self._first:
+            self._first[case] = self.compile(case, configurations(case, self.isa)[0])
+        return self._first[case]
+
+    def compile(self, case: IsaCase, config: Configuration) -> Compiled:
+        """A case in any configuration, under a name that no other kernel has."""
+        name = f"k{self._count}"
+        self._count += 1
+        kernel = build(case, self.isa, config, name)
+        register_intrinsics()
+        with tvm.transform.PassContext(opt_level=3, config=PASS_CONFIG):
+            module = tvm.compile(
+                tvm.IRModule({name: kernel.func}), target(self.isa).tvm_target(), tir_pipeline=pipeline()
+            )
+        return Compiled(kernel, f"{case.family} {case.label} [{config.text}]", module.mod, self.folder / f"{name}.o")
 
 
-def assembly(kernel: Built, isa: str) -> str:
-    """LLVM's text for one kernel."""
-    return str(compiled([kernel], isa).mod.inspect_source("asm"))
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel as LLVM made it. `label` says which it is, `path` where its object file is to be."""
+
+    kernel: Built
+    label: str
+    module: Any
+    path: Path
+
+    @cached_property
+    def assembly(self) -> str:
+        """LLVM's text."""
+        return str(self.module.inspect_source("asm"))
+
+    @cached_property
+    def object(self) -> str:
+        """The path of its object file."""
+        self.module.write_to_file(str(self.path))
+        return str(self.path)
 
 
 def emulator(isa: str) -> list[str] | str:
@@ -336,22 +371,22 @@ def drive(
     return found
 
 
-def errors(kernels: Sequence[Built], isa: str, folder: Path) -> dict[str, float]:
-    """Kernel → largest error relative to its largest result; all in one library and one run."""
+def errors(kernels: Sequence[Compiled], isa: str, folder: Path) -> dict[str, float]:
+    """Label of a kernel → largest error relative to its largest result; all in one library and one run."""
     library = folder / f"{isa}.so"
-    compiled(kernels, isa).export_library(str(library), fcompile=linker(target(isa).triple))
+    linker(target(isa).triple)(str(library), [made.object for made in kernels])
     tensors: list[Any] = []
     calls: list[Call] = []
     owners: list[tuple[str, int, np.ndarray]] = []
-    for kernel in kernels:
-        first = len(tensors)
+    for made in kernels:
+        kernel, first = made.kernel, len(tensors)
         tensors += [*kernel.inputs, *((e.shape, str(e.dtype)) for e in kernel.expected)]
         calls.append((kernel.name, list(range(first, len(tensors)))))
         start = first + len(kernel.inputs)
-        owners += [(kernel.name, start + i, e) for i, e in enumerate(kernel.expected)]
+        owners += [(made.label, start + i, e) for i, e in enumerate(kernel.expected)]
     found: dict[str, float] = {}
     results = drive(isa, library, folder, tensors, calls, [t for _, t, _ in owners])
-    for (name, _, want), have in zip(owners, results, strict=True):
+    for (label, _, want), have in zip(owners, results, strict=True):
         error = float(np.max(np.abs(have - want))) / max(1e-6, float(np.max(np.abs(want))))
-        found[name] = max(found.get(name, 0.0), error if np.isfinite(have).all() else float("inf"))
+        found[label] = max(found.get(label, 0.0), error if np.isfinite(have).all() else float("inf"))
     return found

@@ -6,21 +6,16 @@ a family against the expected arrays.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
-
-os.environ.setdefault("TVM_NUM_THREADS", "2")
-os.environ.setdefault("TVM_BIND_THREADS", "0")
 
 import numpy as np
 import tvm
+from built_kernels import build_kernels
 from tvm import relax
 
 from autofuse.codegen.fuse import GroupFuser
 from autofuse.codegen.intrinsics import register_intrinsics
-from autofuse.codegen.stack import pipeline
 from autofuse.frontend import prepare
 from autofuse.graph.build import build_graph
 from autofuse.graph.model import Group
@@ -31,13 +26,6 @@ from autofuse.schedule.registry import families
 from autofuse.target import Hardware
 
 HARDWARE = Hardware()
-
-
-@lru_cache
-def target() -> Any:
-    """This machine's CPU."""
-    cpu = tvm.get_global_func("target.llvm_get_system_cpu")()
-    return tvm.target.Target({"kind": "llvm", "mcpu": str(cpu)})
 
 
 class LoweredGroup:
@@ -67,6 +55,7 @@ class LoweredGroup:
         self.graph, self.values = built.graph, built.values
         self.fuser = GroupFuser(lowered.module, {i: bound[v] for i, v in enumerate(built.variables)})
         self.group = Group.of(self.graph, range(len(self.graph.operators)))
+        self._built: dict[tuple[str, str], Callable[..., Any]] = {}
         random = np.random.default_rng(seed)
         self.arrays = [(random.random(tuple(s)) * 2 - 1).astype("float32") for s in shapes]
         for i, (dtype, low, high) in (whole or {}).items():
@@ -80,12 +69,9 @@ class LoweredGroup:
         """The name of the first family that takes the whole group, "" if none does."""
         return next((f.name for f in families() if f.match(self.group, HARDWARE) is None), "")
 
-    def run(self, func: Any) -> list[np.ndarray]:
-        """What a scheduled function computes, in the order of the program's results."""
+    def run(self, kernel: Callable[..., Any]) -> list[np.ndarray]:
+        """What a kernel computes, in the order of the program's results."""
         device = tvm.cpu()
-        built = tvm.compile(
-            tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), target(), tir_pipeline=pipeline()
-        )
         given = []
         for t in self.group.inputs:
             if t in self.graph.inputs:
@@ -95,7 +81,7 @@ class LoweredGroup:
             given.append(tvm.runtime.tensor(array, device))
         tensors = [self.graph.tensors[t] for t in self.group.outputs]
         empty = {t.index: tvm.runtime.tensor(np.full(t.shape, np.nan, t.dtype), device) for t in tensors}
-        built["main"](*given, *empty.values())
+        kernel(*given, *empty.values())
         return [empty[t].numpy() for t in self.graph.outputs]
 
     def agrees(
@@ -115,13 +101,11 @@ class LoweredGroup:
         given = [tvm.runtime.tensor(random.random(s).astype("float32"), device) for s in shapes]
         plain = self.fuser.fuse(group)
         answers = []
-        for func in [plain, *(family.apply(plain, group, c, HARDWARE) for c in family.configs(group, HARDWARE))]:
-            built = tvm.compile(
-                tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), target(), tir_pipeline=pipeline()
-            )
+        scheduled = [family.apply(plain, group, c, HARDWARE) for c in family.configs(group, HARDWARE)]
+        for kernel in build_kernels([plain, *scheduled]):
             outs = [self.graph.tensors[t].shape for t in group.outputs]
             empty = [tvm.runtime.tensor(np.full(s, np.nan, "float32"), device) for s in outs]
-            built["main"](*given, *empty)
+            kernel(*given, *empty)
             answers.append([e.numpy() for e in empty])
         assert np.isfinite(answers[0][0]).all()
         for answer in answers[1:]:
@@ -130,7 +114,17 @@ class LoweredGroup:
 
     def unscheduled(self) -> list[np.ndarray]:
         """What the fused function computes as TVM made it."""
-        return self.run(self.fuser.fuse(self.group))
+        return self.run(*build_kernels([self.fuser.fuse(self.group)]))
+
+    def kernels(self, family: ScheduleFamily, configs: Sequence[Configuration]) -> list[Callable[..., Any]]:
+        """The group in configurations of a family, each built once."""
+        keys = [(family.name, config.text) for config in configs]
+        left = {k: c for k, c in zip(keys, configs, strict=True) if k not in self._built}
+        if left:
+            plain = self.fuser.fuse(self.group)
+            funcs = [family.apply(plain, self.group, config, HARDWARE) for config in left.values()]
+            self._built.update(zip(left, build_kernels(funcs), strict=True))
+        return [self._built[key] for key in keys]
 
     def check(
         self,
@@ -145,11 +139,13 @@ class LoweredGroup:
         offered = list(family.configs(self.group, HARDWARE))
         assert offered and len(set(offered)) == len(offered) <= 12
         arrays = expected if isinstance(expected, list) else [expected]
-        for config in offered if configs is None else configs:
+        chosen = offered if configs is None else configs
+        for config in chosen:
             assert type(config).parse(config.text) == config
             shape = family.shape(self.group, config, HARDWARE)
             assert shape.tasks >= 1 and shape.recompute >= 1 and 0 < shape.vector_fill <= 1 and shape.memory_bytes > 0
-            found = self.run(family.apply(self.fuser.fuse(self.group), self.group, config, HARDWARE))
+        for config, kernel in zip(chosen, self.kernels(family, chosen), strict=True):
+            found = self.run(kernel)
             for have, want in zip(found, arrays, strict=True):
                 assert np.isfinite(have).all(), f"{family.name} {config.text}: results are missing"
                 error = float(np.abs(have - want).max()) / max(1e-6, float(np.abs(want).max()))

@@ -6,20 +6,16 @@ any scheduled function and compares it with the answers.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-os.environ.setdefault("TVM_NUM_THREADS", "2")
-os.environ.setdefault("TVM_BIND_THREADS", "0")
-
 import numpy as np
 import tvm
+from built_kernels import build_kernels
 from tvm import relax, te, tirx
 
-from autofuse.codegen.stack import pipeline
 from autofuse.graph.model import Access, Graph, Group, MappingType, Operator, Role, Tensor, Work
 from autofuse.lower.operators import conv2d_blocked, depthwise_conv2d_blocked, pool2d, unblock_channels
 from autofuse.measure.worker import poison
@@ -29,13 +25,6 @@ from autofuse.target import Hardware
 
 HARDWARE = Hardware()
 ONE, MANY = MappingType.ONE_TO_ONE, MappingType.ONE_TO_MANY
-PASSES = {"s_tir.LoopPartition": {"partition_const_loop": True}}
-
-
-def target() -> tvm.target.Target:
-    """This machine's CPU."""
-    cpu = tvm.get_global_func("target.llvm_get_system_cpu")()
-    return tvm.target.Target({"kind": "llvm", "mcpu": str(cpu)})
 
 
 @dataclass(frozen=True)
@@ -309,14 +298,6 @@ class Case:
         module = relax.transform.DeadCodeElimination()(relax.transform.FuseTIR()(builder.get()))
         return next(module[g] for g in module.get_global_vars() if isinstance(module[g], tirx.PrimFunc))
 
-    def build(self, func: tirx.PrimFunc) -> Callable[..., Any]:
-        """Compile a scheduled function for this machine."""
-        with tvm.transform.PassContext(opt_level=3, config=PASSES):
-            built = tvm.compile(
-                tvm.IRModule({"main": func.with_attr("global_symbol", "main")}), target(), tir_pipeline=pipeline()
-            )
-        return built["main"]
-
     def arrays(self, prepared: Mapping[int, str] | None = None) -> tuple[list[Any], list[Any]]:
         """Operands (those of `prepared` in that form) and results (not written yet) as runtime tensors."""
         device = tvm.cpu()
@@ -326,13 +307,13 @@ class Case:
         empty = [tvm.runtime.tensor(poison(o.answer.shape, str(o.answer.dtype)), device) for o in self.outputs]
         return given, empty
 
-    def error(self, func: tirx.PrimFunc, prepared: Mapping[int, str] | None = None) -> float:
-        """Largest error of a scheduled function over all results, relative to the largest value of each.
+    def error(self, kernel: Callable[..., Any], prepared: Mapping[int, str] | None = None) -> float:
+        """Largest error of a kernel over all results, relative to the largest value of each.
 
         Of bytes, one in a hundred may be one off: the sum that was rounded is another one in its last bits.
         """
         given, empty = self.arrays(prepared)
-        self.build(func)(*given, *empty)
+        kernel(*given, *empty)
         worst = 0.0
         for tensor, output in zip(empty, self.outputs, strict=True):
             difference = np.abs(tensor.numpy().astype("float32") - output.answer)
@@ -352,14 +333,16 @@ class Case:
         assert refusal is None, str(refusal)
         offered = list(family.configs(self.group, hardware))
         assert offered and len(set(offered)) == len(offered)
-        for config in offered if configs is None else configs:
+        chosen = offered if configs is None else configs
+        for config in chosen:
             assert type(config).parse(config.text) == config
             shape = family.shape(self.group, config, hardware)
             assert shape.tasks >= 1 and shape.recompute >= 1 and shape.memory_bytes > 0
-            scheduled = family.apply(self.func, self.group, config, hardware)
-            error = self.error(scheduled, family.prepared(self.group, config))
+        kernels = build_kernels([family.apply(self.func, self.group, config, hardware) for config in chosen])
+        for config, kernel in zip(chosen, kernels, strict=True):
+            error = self.error(kernel, family.prepared(self.group, config))
             assert error < tolerance, f"{family.name} {config.text}: error {error:.2e}"
-        return len(offered if configs is None else configs)
+        return len(chosen)
 
 
 def block(x: np.ndarray, lanes: int = 8) -> np.ndarray:

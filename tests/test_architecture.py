@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from conftest import LONGEST
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
@@ -20,7 +22,7 @@ def stages() -> list[list[str]]:
 def used(tree: ast.AST) -> Iterator[str]:
     """The folders that a module imports from when it runs, at its top or inside functions."""
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
             continue
         modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         modules += [name.name for name in node.names] if isinstance(node, ast.Import) else []
@@ -52,3 +54,7 @@ def test_files_that_the_page_names_are_there() -> None:
     named = re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.(?:py|md|json))`", PAGE)
     assert len(named) > 40
     assert not [name for name in named if not any((base / name).exists() for base in (ROOT, ROOT / "autofuse"))]
+
+
+def test_modules_that_are_tested_first_are_there() -> None:
+    assert not [name for name in LONGEST if not (ROOT / "tests" / f"{name}.py").exists()]

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
-
-os.environ.setdefault("TVM_NUM_THREADS", "2")
-os.environ.setdefault("TVM_BIND_THREADS", "0")
 
 import fusion_cases
 import numpy as np

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
-
-os.environ.setdefault("TVM_NUM_THREADS", "2")
-os.environ.setdefault("TVM_BIND_THREADS", "0")
 
 import numpy as np
 import pytest

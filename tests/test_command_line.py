@@ -11,6 +11,7 @@ import pytest
 from small_network import close, command, expected, here, image, refused, small_network
 
 import autofuse
+from autofuse.bench.interleave import Pace
 from autofuse.codegen.executable import Executable
 
 COMPILE_KEYS = {
@@ -55,14 +56,17 @@ def test_bench_by_command(network: Path, tmp_path: Path) -> None:
         assert row["error"] is None and row["median_ms"] > 0 and row["max_rel_err"] < 1e-4
 
 
-def test_bench_times_a_plan_beside_a_search(network: Path, tmp_path: Path) -> None:
+def test_bench_times_a_plan_beside_a_search(
+    network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """The plan is the engine `autofuse`'s alone."""
+    monkeypatch.setattr("autofuse.bench.runner.Pace", lambda: Pace(retries=0))  # nothing waits for a calm machine
     plan = tmp_path / "none.json"
     autofuse.compile(network, strategy="none", threads=1).plan.save(plan)
     flags = ("--plan", plan, "--dump-ir", tmp_path / "ir", "--against", "dp", "--rounds", 1, "--threads", 1, "--json")
-    done = command("bench", network, *flags, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    mine, searched = json.loads(done.stdout)["results"]
+    capfd.readouterr()
+    assert here("bench", network, *flags) == 0
+    mine, searched = json.loads(capfd.readouterr().out)["results"]
     assert mine["error"] is None and searched["error"] is None
     assert mine["kernels"] > searched["kernels"] and (tmp_path / "ir" / "3-scheduled.py").is_file()
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from real_kernels import request as build_request
 from rpc_farm import small_network
-from test_runner import request as build_request
 
 from autofuse.cli import cli
 from autofuse.errors import InputError
@@ -99,6 +99,7 @@ def test_a_dask_cluster_builds(cluster: Any, asked: BuildRequest) -> None:
         check(builder, asked)
 
 
+@pytest.mark.usefixtures("one_pass")
 def test_collect_builds_on_the_cluster(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none_here(self: object, *_: object) -> None:
         raise AssertionError("nothing is built here")

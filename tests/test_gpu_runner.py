@@ -127,6 +127,7 @@ def test_learning_takes_a_stand_in_for_other_hardware_than_the_card() -> None:
     assert stand_in == replace(target.gpu_hardware, name=stand_in.name, isa=stand_in.isa)
 
 
+@pytest.mark.usefixtures("one_pass")
 def test_collect_measures_a_network_through_opencl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOFUSE_HOME", str(tmp_path / "home"))
     onnx.save(small_network(), tmp_path / "small.onnx")

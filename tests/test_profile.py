@@ -7,9 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TVM_NUM_THREADS", "2")
-os.environ.setdefault("TVM_BIND_THREADS", "0")
-
 import click.testing
 import numpy as np
 import pytest

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import ast
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("TVM_NUM_THREADS", "2")
-os.environ.setdefault("TVM_BIND_THREADS", "0")
 
 import numpy as np
 import onnx
 import pytest
 import tvm
+from built_kernels import build_kernels
 from onnx import TensorProto, helper, numpy_helper
 
-from autofuse.codegen.build import PASS_CONFIG
 from autofuse.codegen.intrinsics import register_intrinsics
-from autofuse.codegen.stack import pipeline
 from autofuse.compiler import Analysed, analyse
 from autofuse.cost.analytical import AnalyticalCostModel
 from autofuse.cost.model import Candidate
@@ -276,21 +271,18 @@ def test_every_configuration_gives_numpy_s_results(name: str, groups: list[Group
     for group in dict.fromkeys([mine[0], mine[-1]]):
         loops = analysed.fuser.fuse(group)
         configs = list(which.configs(group, analysed.hardware))
-        funcs = {f"k{i}": which.apply(loops, group, c, analysed.hardware) for i, c in enumerate(configs)}
-        module = {n: f.with_attr("global_symbol", n) for n, f in {**funcs, "loops": loops}.items()}
-        with tvm.transform.PassContext(opt_level=3, config=PASS_CONFIG):
-            built = tvm.compile(tvm.IRModule(module), analysed.target.tvm_target(), tir_pipeline=pipeline())
+        kernels = build_kernels([which.apply(loops, group, c, analysed.hardware) for c in configs])
         specs = argument_specs(loops, len(group.outputs))
         inputs = fill_inputs(specs, 1)
         empty = [np.full(s.shape, np.nan, s.dtype) for s in specs if s.output]
         try:
             wanted = evaluate(group, inputs)
         except NotEvaluated:
-            wanted = run(built["loops"], inputs, empty)
-        for config, kernel in zip(configs, funcs, strict=True):
+            wanted = run(*build_kernels([loops]), inputs, empty)
+        for config, kernel in zip(configs, kernels, strict=True):
             forms = which.prepared(group, config)
             given = [prepare(forms[i], a) if i in forms else a for i, a in enumerate(inputs)]
-            said = compare(run(built[kernel], given, empty), wanted, 2e-5)
+            said = compare(run(kernel, given, empty), wanted, 2e-5)
             assert not said, f"{name} [{config.text}] on {group.label}: {said}"
 
 

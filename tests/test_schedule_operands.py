@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from lowered_groups import HARDWARE, LoweredGroup, target
+from built_kernels import build_kernels
+from lowered_groups import HARDWARE, LoweredGroup
 from tvm import relax, tirx
 from tvm.relax import op as R
 
-from autofuse.codegen.build import build_kernel
 from autofuse.codegen.digest import tir_digest
 from autofuse.graph.model import Group, Role
 from autofuse.measure.oracle import evaluate
@@ -69,7 +69,8 @@ def test_operands_that_are_looked_up(channels: list[int], batch: int, kernel: in
         text = tvm.IRModule({"main": func}).script(show_meta=True)
         assert tir_digest(tvm.script.from_source(text)["main"]) == tir_digest(func)
         result = tvm.runtime.tensor(np.full(expected.shape, np.nan, "float32"))
-        build_kernel(func, target())["main"](*map(tvm.runtime.tensor, inputs), result)
+        (kernel,) = build_kernels([func])
+        kernel(*map(tvm.runtime.tensor, inputs), result)
         assert np.abs(result.numpy() - expected).max() < 1e-5 * np.abs(expected).max()
     assert looked_up
 
