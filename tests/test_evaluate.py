@@ -127,11 +127,6 @@ class Exact(CostModel):
         return exact if self.sign > 0 else 1e-9 / exact
 
 
-@pytest.fixture(scope="module")
-def planned(network: Path) -> NetworkPlans:
-    return NetworkPlans.of_model(str(network), load_hardware(resolve("llvm", 2)))
-
-
 class TestRegret:
     def test_the_plan_of_exact_costs_has_no_regret_and_the_worst_has(self, planned: NetworkPlans) -> None:
         row = fingerprint(2)
