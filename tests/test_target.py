@@ -155,7 +155,7 @@ def test_foreign_architecture_is_described_but_is_not_the_host() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("cuda", "llvm"),
+        ("vulkan", "llvm"),
         ("", "llvm"),
         ("llvm -mcpu=znver33", "znver3"),
         ("llvm -mcpu", "-name=value"),
