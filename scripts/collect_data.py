@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autofuse.records import Record
+    pass
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -105,19 +105,10 @@ def finish(store: Path) -> None:
         opened.compact()
 
 
-def narrow(record: Record) -> bool:
-    """Whether the 95 % confidence interval of a kernel's time over its reference's is within what was wanted."""
-    from autofuse.measure.jobs import MeasureLimits
-    from autofuse.measure.timing import half_width
-
-    beside = record.reference_samples.get(record.reference, ())
-    ratios = [s / r for s, r in zip(record.samples, beside, strict=False)]
-    return half_width(ratios) <= MeasureLimits.confidence
-
-
 def contents(path: Path) -> dict[str, Any]:
     """What a store holds, for the page."""
-    from autofuse.measure.passes import CAPPED, SETTLED, UNFINISHED
+    from autofuse.measure.jobs import MeasureLimits
+    from autofuse.measure.passes import CAPPED, SETTLED, UNFINISHED, narrow
     from autofuse.records import open_store
     from autofuse.records.noise import noise
     from autofuse.records.verify import verify
@@ -136,7 +127,7 @@ def contents(path: Path) -> dict[str, Any]:
                 records.update(models[record.workload])
                 samples.append(len(record.samples))
                 ends[record.message if record.message in (SETTLED, CAPPED, UNFINISHED) else ""] += 1
-                within += narrow(record)
+                within += narrow(record, MeasureLimits.confidence)
                 unchecked += record.message.startswith("not checked")
                 cold += bool(record.cold_samples)
         hardware = [row.name for row in store.hardware()]

@@ -25,7 +25,7 @@ def page(log: Mapping[str, Any], stores: Mapping[str, Mapping[str, Any]]) -> str
         "## How the timing of its kernels ended\n",
         "A kernel is timed in up to five passes, seconds and minutes apart, until one has found the same time within"
         " 3 % and the interval is that narrow too (`docs/records.md`): settled. Beside that, for how many the 95 %"
-        " confidence interval of the ratio to the reference, over all samples that were kept, is within ±3 %. Passes"
+        " confidence interval of the ratio to the reference, over all samples, hot and cold, is within ±3 %. Passes"
         " that a run was too short for are"
         " made when it is started again; records from before this was kept do not say how their timing ended.\n",
         timing_table(stores),
