@@ -22,6 +22,7 @@ from autofuse.codegen import executable as executable_module
 from autofuse.codegen import threads as threads_module
 from autofuse.codegen.executable import Executable
 from autofuse.errors import AutofuseError, InputError, ModelError, TargetError
+from autofuse.target.host import places
 
 
 def source() -> Any:
@@ -291,6 +292,7 @@ def test_a_thread_s_pool_shrinks_and_grows_up_to_its_first_size(monkeypatch: pyt
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(tvm, "get_global_func", lambda name: lambda mode, count: asked.append((mode, count)))
     monkeypatch.setattr(threads_module.os, "environ", {})
+    monkeypatch.setattr(threads_module, "places", lambda: (0, 1, 2))
 
     def work() -> dict[str, str]:
         threads_module.configure_threads(2)
@@ -305,6 +307,50 @@ def test_a_thread_s_pool_shrinks_and_grows_up_to_its_first_size(monkeypatch: pyt
     assert (set_to["TVM_NUM_THREADS"], set_to["TVM_BIND_THREADS"]) == ("2", "0")
     assert int(set_to["TVM_THREAD_POOL_SPIN_COUNT"]) < 100_000
     assert [count for _, count in asked] == [1, 2]
+
+
+def _allowed() -> dict[int, set[int]]:
+    """The processors that each thread of this process may run on."""
+    return {int(task): os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task")}
+
+
+bound = pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity") or len(places()) < 2, reason="binding needs Linux and two processors"
+)
+
+
+@bound
+def test_a_pool_of_all_processors_has_one_for_each_of_its_threads() -> None:
+    before = os.sched_getaffinity(0)
+
+    def work() -> tuple[list[set[int]], set[int], set[int], set[int]]:
+        there = set(_allowed())
+        threads_module.configure_threads(len(places()))
+        new = [cpus for task, cpus in _allowed().items() if task not in there]
+        outside = os.sched_getaffinity(0)
+        inside = threads_module.run_at_home(os.sched_getaffinity, 0)
+        with pytest.raises(ZeroDivisionError):
+            threads_module.run_at_home(lambda: 1 // 0)
+        return new, outside, inside, os.sched_getaffinity(0)
+
+    workers, outside, inside, afterwards = in_new_thread(work)
+    assert outside == afterwards == before
+    assert inside == {places()[0]}
+    # Whatever TVM starts beside its pool is bound to nothing of this.
+    assert [{cpu} for cpu in places()[1:]] == sorted(cpus for cpus in workers if len(cpus) == 1 and cpus != inside)
+
+
+@bound
+@pytest.mark.parametrize("why", ["fewer threads", "asked not to"])
+def test_other_pools_are_left_to_the_scheduler(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    if why == "asked not to":
+        monkeypatch.setenv("AUTOFUSE_BIND", "0")
+
+    def work() -> set[int]:
+        threads_module.configure_threads(1 if why == "fewer threads" else len(places()))
+        return threads_module.run_at_home(os.sched_getaffinity, 0)
+
+    assert in_new_thread(work) == os.sched_getaffinity(0)
 
 
 def test_every_thread_has_a_pool_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

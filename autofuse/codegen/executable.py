@@ -16,7 +16,7 @@ from autofuse.codegen.gpu_package import is_gpu_package
 from autofuse.codegen.inputs import Inputs
 from autofuse.codegen.library import machine_code
 from autofuse.codegen.package import copy_package, read_package, write_package
-from autofuse.codegen.threads import configure_threads
+from autofuse.codegen.threads import configure_threads, run_at_home
 from autofuse.errors import ModelError, TargetError
 from autofuse.target.architecture import architecture_of, architecture_of_file
 from autofuse.target.registry import missing_features
@@ -119,7 +119,7 @@ class Executable:
         Raises InputError for a missing, unknown or misshapen input.
         """
         main, arguments = self._ready(arrays, named)
-        result = main(*arguments)
+        result = run_at_home(main, *arguments)
         results = [result] if hasattr(result, "numpy") else list(result)
         # A result may be an argument handed through, or the same as another: that memory belongs to somebody else.
         taken = {t.data_ptr() for t in arguments}
@@ -135,7 +135,7 @@ class Executable:
         It gives TVM's own result; the arrays must not change meanwhile. Raises InputError as a call does.
         """
         main, arguments = self._ready(arrays, named)
-        return lambda: main(*arguments)
+        return lambda: run_at_home(main, *arguments)
 
     def check(self, /, *arrays: Any, **named: Any) -> None:
         """Raises InputError if a call with these inputs would."""

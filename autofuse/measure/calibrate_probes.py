@@ -20,6 +20,7 @@ import tvm
 from tvm import relax, s_tir, te, tirx
 
 from autofuse.codegen.stack import pipeline
+from autofuse.codegen.threads import stay_at_home
 from autofuse.measure.calibrate import BUDGET_SECONDS, Probe, Progress, describe, measure
 from autofuse.target import Hardware, Target, default_hardware, resolve
 from autofuse.target.host import read_host
@@ -257,6 +258,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(json.dumps({"step": step, "share": round(share, 3)}), flush=True)
 
     target = resolve("llvm", options.threads)
+    stay_at_home(options.threads)
     base = default_hardware(target, read_host())
     probes = build_probes(target, base, report)
     seconds = measure(probes, options.budget, report)

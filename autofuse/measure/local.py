@@ -9,10 +9,15 @@ from autofuse.measure.process import ChildProcess, Outcome
 from autofuse.measure.runner import Runner
 from autofuse.target.pool import pool_environment
 
+_BLAS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "OMP_NUM_THREADS")
+
 
 def thread_environment(threads: int) -> dict[str, str]:
-    """What TVM's thread pool reads once, before its first kernel: all `threads`, and none pinned to a processor."""
-    return pool_environment(threads)
+    """What a process that times kernels is started with: TVM's pool has `threads`, a BLAS one.
+
+    The threads of a BLAS, with which weights are brought into the form that a kernel reads, spin on after that.
+    """
+    return {**pool_environment(threads), **dict.fromkeys(_BLAS, "1")}
 
 
 class LocalRunner(Runner):

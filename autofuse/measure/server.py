@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from autofuse.codegen.threads import stay_at_home
 from autofuse.errors import AutofuseError
 from autofuse.target import fingerprint, processors
 from autofuse.target.pool import pool_environment
@@ -183,6 +184,8 @@ def serve(
 
     def told() -> str:
         _begin_session(parent)
+        if gpu is None:
+            stay_at_home(count)
         return json.dumps({**content, "name": f"{socket.gethostname()}:{at}"})
 
     def leave(number: int, frame: object) -> None:

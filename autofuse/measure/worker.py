@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import tvm
 from numpy.typing import NDArray
 
+from autofuse.codegen.threads import stay_at_home
 from autofuse.measure.child import Handler
 from autofuse.measure.cold import Arena, cold_arguments, in_turn
 from autofuse.measure.jobs import ArgumentSpec, MeasureJob, fill_inputs
@@ -20,7 +22,8 @@ from autofuse.schedule.preparations import prepare
 
 
 def factory() -> Handler:
-    """The handler of measuring jobs; the reference kernels are built once, here."""
+    """The handler of measuring jobs; the reference kernels are built once, here, by the thread that times."""
+    stay_at_home(int(os.environ["TVM_NUM_THREADS"]))
     references = build_references()
     steadiness = Steadiness()
     arena = Arena()

@@ -87,18 +87,24 @@ def available_cpus() -> tuple[int, ...]:
     return tuple(range(os.cpu_count() or 1))
 
 
+def places(root: Path = ROOT, cpus: tuple[int, ...] | None = None) -> tuple[int, ...]:
+    """One logical processor of each physical one that this process may use, ascending.
+
+    Hardware threads of one core share its vector units: the first of them stands for the core.
+    """
+    found: dict[frozenset[int], int] = {}
+    for cpu in available_cpus() if cpus is None else cpus:
+        siblings = _cpu_list(_read(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"))
+        found.setdefault(siblings or frozenset((cpu,)), cpu)
+    return tuple(sorted(found.values()))
+
+
 def processors(root: Path = ROOT, cpus: tuple[int, ...] | None = None) -> int:
     """Physical processors available to this process: the default size of the thread pool, at least 1.
 
-    Hardware threads of one core count once (two of them share its vector units); a container's CPU quota
-    (cgroup v2, cpu.max) lowers the number, since threads beyond it would only be throttled.
+    A container's CPU quota (cgroup v2, cpu.max) lowers the number, since threads beyond it would only be throttled.
     """
-    cpus = available_cpus() if cpus is None else cpus
-    cores: set[frozenset[int]] = set()
-    for cpu in cpus:
-        siblings = _cpu_list(_read(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"))
-        cores.add(siblings or frozenset((cpu,)))
-    count = len(cores)
+    count = len(places(root, cpus))
     if quota := re.fullmatch(r"(\d+) (\d+)", _read(root / "sys/fs/cgroup/cpu.max")):
         count = min(count, math.ceil(int(quota[1]) / max(1, int(quota[2]))))
     return max(1, count)

@@ -9,14 +9,20 @@ import os
 SPIN_COUNT = 4000
 
 
-def pool_environment(threads: int) -> dict[str, str]:
-    """Variables for a pool of `threads` that is bound to no processor and sleeps soon when there is nothing to do.
+#: Set to 0, it leaves a pool of all processors to the system's scheduler (`codegen/threads.py` binds it otherwise).
+BIND = "AUTOFUSE_BIND"
+#: What TVM reads for that, whenever a pool is made or changed.
+BIND_TVM = "TVM_BIND_THREADS"
 
-    TVM would take half of the processors and pin the calling thread to the first for good. A spin count that the
+
+def pool_environment(threads: int) -> dict[str, str]:
+    """Variables for a pool of `threads` that TVM binds to no processor, and that sleeps soon when it has nothing to do.
+
+    TVM would take half of the processors, and confine the calling thread to them for good. A spin count that the
     environment has already is kept.
     """
     return {
         "TVM_NUM_THREADS": str(threads),
-        "TVM_BIND_THREADS": "0",
+        BIND_TVM: "0",
         "TVM_THREAD_POOL_SPIN_COUNT": os.environ.get("TVM_THREAD_POOL_SPIN_COUNT", str(SPIN_COUNT)),
     }
