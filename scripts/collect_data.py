@@ -1,14 +1,17 @@
 """Makes data/records.db and data/unseen.db from nothing, and docs/collection.md: what they hold and how noisy it is.
 
 Usage: python scripts/collect_data.py [--per-model N] [--again N] [--budget TIME] [--fresh] [--page-only]
+                                       [--also FILE,FILE [--also-per-model N] [--merge-only]]
 
 The first store has the candidates of eight zoo networks, the other those of the four that nothing is ever learned
 from. Some kernels are measured twice: that is how the noise is known. Stopped at any moment (Ctrl-C keeps the log of
 the run too) and run again, it goes on where it was; `--fresh` begins anew. What is collected does not depend on a
-predictor that is there already: plans are those of the analytical model and of the records so far. Exit code 1 if the
-stores are not what they should be. Nothing else should run on the machine meanwhile. By default 5,550 kernels and 940
-of them again, all of the second store among them, and 240 with a pool of one thread: at 1.2 to 2.2 a second that took
-84 minutes.
+predictor that is there already: plans are those of the analytical model and of the records so far. `--also` names
+stores that this script made on other machines: a part of their records comes along after the runs
+(scripts/other_machines.py), so that a predictor learns from several machines. Exit code 1 if the stores are not what
+they should be: what was measured on this machine, and how large the first one is. Nothing else should run on the
+machine meanwhile. By default 5,550 kernels and 940 of them again, all of the second store among them, and 240 with a
+pool of one thread: at 1.2 to 2.2 a second that took 84 minutes.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    pass
+    from autofuse.records import Record, RecordStore
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -106,50 +109,56 @@ def finish(store: Path) -> None:
 
 
 def contents(path: Path) -> dict[str, Any]:
-    """What a store holds, for the page."""
-    from autofuse.measure.jobs import MeasureLimits
-    from autofuse.measure.passes import CAPPED, SETTLED, UNFINISHED, narrow
+    """What a store holds, for the page; `rows`: the same for each hardware row that has records, by digest."""
     from autofuse.records import open_store
-    from autofuse.records.noise import noise
+    from autofuse.records.machines import row_names
     from autofuse.records.verify import verify
 
     with open_store(path, readonly=True) as store:
-        counts = store.stats().as_dict()
         models = {w.key: store.models(w.key) for w in store.workloads()}
-        records: Counter[str] = Counter()
-        workloads = Counter(model for names in models.values() for model in names)
-        samples: list[int] = []
-        ends: Counter[str] = Counter()
-        within = 0
-        unchecked = cold = 0
-        for record in store.records():
-            if record.ok:
-                records.update(models[record.workload])
-                samples.append(len(record.samples))
-                ends[record.message if record.message in (SETTLED, CAPPED, UNFINISHED) else ""] += 1
-                within += narrow(record, MeasureLimits.confidence)
-                unchecked += record.message.startswith("not checked")
-                cold += bool(record.cold_samples)
-        hardware = [row.name for row in store.hardware()]
+        rows = {}
+        for digest, name in row_names(store.hardware()).items():
+            records = list(store.records(digest))
+            if records:
+                rows[digest] = {"name": name, **row_contents(store, digest, records, models)}
         return {
-            **counts,
+            **store.stats().as_dict(),
             "megabytes": path.stat().st_size / 1e6,
-            "records_of": dict(records),
-            "workloads_of": dict(workloads),
-            "samples": sorted(samples)[len(samples) // 2] if samples else 0,
-            "timing": {
-                "narrow": within,
-                "settled": ends[SETTLED],
-                "capped": ends[CAPPED],
-                "unfinished": ends[UNFINISHED],
-                "unsaid": ends[""],
-            },
-            "unchecked": unchecked,
-            "cold": cold,
-            "hardware_names": hardware,
-            "noise": noise(store).as_dict(),
+            "rows": rows,
             "problems": list(verify(store)),
         }
+
+
+def row_contents(
+    store: RecordStore, digest: str, records: Sequence[Record], models: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
+    """What a store holds of one hardware row. models: workload → networks that contain it."""
+    from autofuse.measure.jobs import MeasureLimits
+    from autofuse.measure.passes import CAPPED, SETTLED, UNFINISHED, narrow
+    from autofuse.records.noise import noise
+
+    good = [r for r in records if r.ok]
+    samples = sorted(len(r.samples) for r in good)
+    ends = Counter(r.message if r.message in (SETTLED, CAPPED, UNFINISHED) else "" for r in good)
+    workloads = {r.workload for r in records}
+    return {
+        "ok": len(good),
+        "failures": dict(sorted(Counter(r.status for r in records if not r.ok).items())),
+        "workloads": len(workloads),
+        "records_of": dict(Counter(model for r in good for model in models[r.workload])),
+        "workloads_of": dict(Counter(model for key in workloads for model in models[key])),
+        "samples": samples[len(samples) // 2] if samples else 0,
+        "timing": {
+            "narrow": sum(narrow(r, MeasureLimits.confidence) for r in good),
+            "settled": ends[SETTLED],
+            "capped": ends[CAPPED],
+            "unfinished": ends[UNFINISHED],
+            "unsaid": ends[""],
+        },
+        "unchecked": sum(r.message.startswith("not checked") for r in good),
+        "cold": sum(bool(r.cold_samples) for r in good),
+        "noise": noise(store, digest).as_dict(),
+    }
 
 
 def main() -> int:
@@ -175,9 +184,20 @@ def main() -> int:
     parser.add_argument("--networks", help="those of the first store, comma-separated (default: eight of the zoo)")
     parser.add_argument("--unseen", help="those of the second one (default: the other four)")
     parser.add_argument("--fresh", action="store_true", help="throw away what is there and begin anew")
+    parser.add_argument(
+        "--also", metavar="FILE[,FILE]", default="",
+        help="stores that this script made on other machines: records of them go into the first store, those that are"
+        " kept for evaluation into the second",
+    )  # fmt: skip
+    parser.add_argument(
+        "--also-per-model", type=int, default=200,
+        help="at most so many records of a network and a pool of threads there go into the first (%(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--merge-only", action="store_true", help="measure nothing, only take over what --also names")
     parser.add_argument("--page-only", action="store_true", help="write the page from what is there")
     options = parser.parse_args()
     from collection_page import page
+    from other_machines import fault_of, take_over
 
     from autofuse.frontend.zoo import names
     from autofuse.report.results import machine, write_json, write_text
@@ -186,14 +206,25 @@ def main() -> int:
     unseen = options.unseen.split(",") if options.unseen else list(KEPT_BACK)
     if set(seen) & set(unseen):
         parser.error("a network cannot be in both stores")
+    others = [Path(name) for name in options.also.split(",") if name]
+    if options.merge_only and (not others or options.fresh or options.page_only):
+        parser.error("--merge-only is about --also, and neither about --fresh nor --page-only")
+    for file in others:
+        if file.resolve() in (RECORDS, UNSEEN):
+            parser.error(f"--also is about stores of other machines, not about {file}")
+        if fault := fault_of(file, seen, unseen):
+            parser.error(fault)
     if options.fresh and not options.page_only:
         for path in (RECORDS, UNSEEN):
             for suffix in ("", "-wal", "-shm"):
                 path.with_name(path.name + suffix).unlink(missing_ok=True)
         LOG.unlink(missing_ok=True)
     log: dict[str, Any] = json.loads(LOG.read_text(encoding="utf-8")) if LOG.exists() else {"runs": []}
-    if not options.page_only:
-        log["machine"] = machine()
+    if not (options.page_only or options.merge_only):
+        own = own_rows(options.threads)
+        if log.get("hardware", own) != own:
+            log["runs"] = []  # another machine's: its records stay, as another machine's
+        log |= {"machine": machine(), "hardware": own}
         alone = argparse.Namespace(**{**vars(options), "threads": 1, "per_model": options.one_thread, "again": 0})
         runs = [(RECORDS, seen, options), (UNSEEN, unseen, options)]
         if options.one_thread:
@@ -211,6 +242,12 @@ def main() -> int:
             )
             if run["interrupted"]:
                 return 130
+    if others and not options.page_only:
+        log.setdefault("hardware", own_rows(options.threads))
+        log["also_per_model"] = options.also_per_model
+        for name, added in take_over(others, RECORDS, UNSEEN, options.also_per_model).items():
+            say(f"{name}: {added} records were new")
+        write_json(LOG, log)
     stores = {path.name: contents(path) for path in (RECORDS, UNSEEN)}
     write_text(PAGE, page(log, stores))
     print(f"wrote {PAGE}")
@@ -220,26 +257,40 @@ def main() -> int:
     return int(bool(missed))
 
 
+def own_rows(threads: int) -> list[str]:
+    """The digests of this machine's hardware rows: with the pool that most is measured with, and with one of 1."""
+    from autofuse.target import hardware_row, resolve
+
+    return list(dict.fromkeys(hardware_row(resolve("llvm", count)).digest for count in (threads or None, 1)))
+
+
 def faults(log: Mapping[str, Any], stores: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What is not as it should be, one line each."""
+    """What is not as it should be, one line each: the log's machine is meant, of the stores all."""
     records, unseen = stores[RECORDS.name], stores[UNSEEN.name]
     found = []
-    if records["ok"] < LEAST_RECORDS:
-        found.append(f"{RECORDS.name}: {records['ok']} records, at least {LEAST_RECORDS} were wanted")
+    ok = sum(row["ok"] for row in own_of(log, records).values())
+    if ok < LEAST_RECORDS:
+        found.append(f"{RECORDS.name}: {ok} records of this machine, at least {LEAST_RECORDS} were wanted")
     if records["megabytes"] > MOST_MEGABYTES:
         found.append(f"{RECORDS.name}: {records['megabytes']:.1f} MB, at most {MOST_MEGABYTES:g} were wanted")
     if not unseen["evaluation_only"] or records["evaluation_only"]:
         found.append("the mark of the store that is kept for evaluation is missing, or in the wrong store")
     for name, store in stores.items():
         found += [f"{name}: {problem}" for problem in store["problems"][:5]]
-        median, high = (store["noise"]["normalised"][key] for key in ("median", "p95"))
-        if median is None or median > NOISE[0] or high > NOISE[1]:
+        spreads = [row["noise"]["normalised"] for row in own_of(log, store).values() if row["noise"]["pairs"]]
+        if not spreads or any(s["median"] > NOISE[0] or s["p95"] > NOISE[1] for s in spreads):
             found.append(f"{name}: the noise is not within {100 * NOISE[0]:g} % and {100 * NOISE[1]:g} %")
     done = sum(run["measured"] + run["failed"] for run in log["runs"])
     seconds = sum(run["seconds"] for run in log["runs"])
     if seconds and done / seconds < LEAST_RATE:
         found.append(f"{done / seconds:.2f} kernels a second, at least {LEAST_RATE:g} were wanted")
     return found
+
+
+def own_of(log: Mapping[str, Any], store: Mapping[str, Any]) -> dict[str, Any]:
+    """The rows of a store's `contents` that are the log's machine; all where the log does not say which."""
+    own = log.get("hardware")
+    return {digest: row for digest, row in store["rows"].items() if own is None or digest in own}
 
 
 if __name__ == "__main__":

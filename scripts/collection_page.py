@@ -10,6 +10,7 @@ from autofuse.report.results import machine_text, number, table
 
 def page(log: Mapping[str, Any], stores: Mapping[str, Mapping[str, Any]]) -> str:
     """The whole page, from the log of the runs and what each store holds."""
+    others = other_names(log, stores)
     parts = [
         "# The collection\n",
         "Written by `scripts/collect_data.py`; not to be edited.\n",
@@ -18,9 +19,11 @@ def page(log: Mapping[str, Any], stores: Mapping[str, Mapping[str, Any]]) -> str
         " as kept for evaluation, training and tuning refuse it, and its records cannot be merged into another store."
         " `python scripts/collect_data.py --fresh` makes both again from nothing; without `--fresh` it goes on where it"
         " was stopped.\n",
+        others_text(log, others) if others else "",
         "## What is there\n",
-        contents_table(stores),
-        networks_table(stores),
+        ", ".join(f"`data/{name}`: {number(s['megabytes'], '{:.1f}')} MB" for name, s in stores.items()) + ".\n",
+        contents_table(log, stores),
+        networks_table(log, stores),
         families_table(stores),
         "## How the timing of its kernels ended\n",
         "A kernel is timed in up to five passes, seconds and minutes apart, until one has found the same time within"
@@ -28,62 +31,106 @@ def page(log: Mapping[str, Any], stores: Mapping[str, Mapping[str, Any]]) -> str
         " confidence interval of the ratio to the reference, over all samples, hot and cold, is within ±3 %. Passes"
         " that a run was too short for are"
         " made when it is started again; records from before this was kept do not say how their timing ended.\n",
-        timing_table(stores),
+        timing_table(log, stores),
         "## How long it took\n",
         runs_table(log["runs"]),
         "## Noise\n",
         "Kernels that were measured twice, the second time after all others: differences of the two, relative to their"
         " mean. Normalised: over the reference kernel's time in the same moment. Wanted: normalised latency under 3 %"
         " (median) and 10 % (95th percentile).\n",
-        *(f"`data/{name}`\n\n{noise_table(store['noise'])}" for name, store in stores.items()),
+        *(
+            f"`data/{name}`, {row['name']}\n\n{noise_table(row['noise'])}"
+            for name, row in rows_of(log, stores)
+            if row["noise"]["pairs"]
+        ),
         "How well the times of a plan's kernels tell the plan's own time is what `scripts/bench_plans.py` measures,"
         " into docs/plans.md.\n",
     ]
     return "\n".join(part for part in parts if part)
 
 
-def contents_table(stores: Mapping[str, Mapping[str, Any]]) -> str:
-    """One row a store."""
+def digests(log: Mapping[str, Any], stores: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Hardware row → name: the log's machine first, then by how much there is of a row."""
+    own = log.get("hardware") or ()
+    count: dict[str, int] = {}
+    names: dict[str, str] = {}
+    for store in stores.values():
+        for digest, row in store["rows"].items():
+            count[digest] = count.get(digest, 0) + row["ok"]
+            names[digest] = row["name"]
+    return {digest: names[digest] for digest in sorted(names, key=lambda d: (d not in own, -count[d], d))}
+
+
+def rows_of(log: Mapping[str, Any], stores: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
+    """A store's name with what it holds of a hardware row, for all stores and rows."""
+    order = digests(log, stores)
+    return [(name, store["rows"][d]) for name, store in stores.items() for d in order if d in store["rows"]]
+
+
+def other_names(log: Mapping[str, Any], stores: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The names of hardware rows that are not the log's machine; none where the log does not say which it is."""
+    own = log.get("hardware")
+    return [] if own is None else [name for digest, name in digests(log, stores).items() if digest not in own]
+
+
+def others_text(log: Mapping[str, Any], others: Sequence[str]) -> str:
+    """What records of other machines are there, and why."""
+    most = log.get("also_per_model")
+    part = f" In `data/records.db` at most {most} of each network and row are theirs." if most else ""
+    return (
+        f"Records of {', '.join(others)} were measured by the same script on another machine and taken over"
+        f" (`--also`): a predictor learns from them too, and is tested on them.{part} How long it took, and what is"
+        " wanted of the stores, is about the machine above alone.\n"
+    )
+
+
+def contents_table(log: Mapping[str, Any], stores: Mapping[str, Mapping[str, Any]]) -> str:
+    """One row a store and hardware row."""
     rows = [
         [
-            f"`data/{name}`",
-            str(store["ok"]),
-            ", ".join(f"{count} {status}" for status, count in store["failures"].items()) or "0",
-            str(store["workloads"]),
-            str(store["cold"]),
-            str(store["unchecked"]),
-            str(store["samples"]),
-            number(store["megabytes"], "{:.1f}"),
+            f"`data/{name}`, {row['name']}",
+            str(row["ok"]),
+            ", ".join(f"{count} {status}" for status, count in row["failures"].items()) or "0",
+            str(row["workloads"]),
+            str(row["cold"]),
+            str(row["unchecked"]),
+            str(row["samples"]),
         ]
-        for name, store in stores.items()
+        for name, row in rows_of(log, stores)
     ]
-    headings = ["store", "records", "failures", "workloads", "with cold samples", "unchecked", "samples, median", "MB"]
+    headings = ["store", "records", "failures", "workloads", "with cold samples", "unchecked", "samples, median"]
     return table(headings, rows)
 
 
-def timing_table(stores: Mapping[str, Mapping[str, Any]]) -> str:
-    """One row a store: successful records by how their timing ended, and those whose interval is narrow."""
+def timing_table(log: Mapping[str, Any], stores: Mapping[str, Mapping[str, Any]]) -> str:
+    """One row a store and hardware row: records by how their timing ended, and those whose interval is narrow."""
     keys = ("settled", "capped", "unfinished", "unsaid", "narrow")
     rows = [
-        [f"`data/{name}`", *(f"{store['timing'][key]} of {store['ok']}" for key in keys)]
-        for name, store in stores.items()
+        [f"`data/{name}`, {row['name']}", *(f"{row['timing'][key]} of {row['ok']}" for key in keys)]
+        for name, row in rows_of(log, stores)
     ]
     headings = ["store", "settled", "not settled in five passes", "passes left", "not said", "interval within 3 %"]
     return table(headings, rows)
 
 
-def networks_table(stores: Mapping[str, Mapping[str, Any]]) -> str:
-    """One row a network; what several networks share counts for each."""
+def networks_table(log: Mapping[str, Any], stores: Mapping[str, Mapping[str, Any]]) -> str:
+    """One row a network: records and workloads by hardware row; what several networks share counts for each."""
+    order = digests(log, stores)
+
+    def cell(row: Mapping[str, Any] | None, model: str) -> str:
+        records = row["records_of"].get(model, 0) if row else 0
+        return f"{records} of {row['workloads_of'].get(model, 0)} workloads" if row and records else "0"
+
     rows = [
-        [model, f"`{name}`", str(store["workloads_of"].get(model, 0)), str(store["records_of"].get(model, 0))]
+        [model, f"`{name}`", *(cell(store["rows"].get(digest), model) for digest in order)]
         for name, store in stores.items()
         for model in store["models"]
     ]
-    return table(["network", "store", "workloads", "records"], rows)
+    return table(["network", "store", *(f"records, {name}" for name in order.values())], rows)
 
 
 def families_table(stores: Mapping[str, Mapping[str, Any]]) -> str:
-    """Records of each family and version, failures too."""
+    """Records of each family and version, failures too, whatever the hardware."""
     names = sorted({family for store in stores.values() for family in store["families"]})
     rows = [[name, *(str(store["families"].get(name, 0)) for store in stores.values())] for name in names]
     return table(["family, version", *(f"`{name}`" for name in stores)], rows)

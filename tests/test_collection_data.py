@@ -43,11 +43,15 @@ def stores(tmp_path: Path) -> dict[str, Any]:
     return found
 
 
-def test_says_what_a_store_holds(stores: dict[str, Any]) -> None:
+def test_says_what_a_store_holds_of_each_hardware_row(stores: dict[str, Any]) -> None:
     found = stores["records.db"]
-    assert (found["ok"], found["failed"], found["cold"], found["samples"]) == (3, 1, 1, 3)
-    assert found["records_of"] == {"resnet50": 3} and found["workloads_of"] == {"resnet50": 1}
-    assert found["noise"]["normalised"]["median"] == pytest.approx(0.00995, rel=0.01)
+    assert (found["ok"], found["failed"]) == (3, 1)
+    (row,) = found["rows"].values()
+    assert (row["name"], row["ok"], row["failures"], row["cold"], row["samples"]) == (
+        "a machine", 3, {"crashed": 1}, 1, 3,
+    )  # fmt: skip
+    assert row["records_of"] == {"resnet50": 3} and row["workloads_of"] == {"resnet50": 1}
+    assert row["noise"]["normalised"]["median"] == pytest.approx(0.00995, rel=0.01)
 
 
 def test_counts_how_the_timing_of_kernels_ended(tmp_path: Path) -> None:
@@ -61,35 +65,74 @@ def test_counts_how_the_timing_of_kernels_ended(tmp_path: Path) -> None:
             store.add(record(second, message=message, samples=samples, reference_samples=references))
         store.add(failure(50))
     found = collect_data.contents(tmp_path / "r.db")
-    assert found["timing"] == {"narrow": 3, "settled": 2, "capped": 1, "unfinished": 1, "unsaid": 2}
-    text = collection_page.timing_table({"r.db": found})
-    assert "| `data/r.db` | 2 of 6 | 1 of 6 | 1 of 6 | 2 of 6 | 3 of 6 |" in text
+    assert found["rows"]["hw1"]["timing"] == {"narrow": 3, "settled": 2, "capped": 1, "unfinished": 1, "unsaid": 2}
+    text = collection_page.timing_table({}, {"r.db": found})
+    assert "| `data/r.db`, a machine | 2 of 6 | 1 of 6 | 1 of 6 | 2 of 6 | 3 of 6 |" in text
 
 
 def test_names_every_fault(stores: dict[str, Any]) -> None:
     for store in stores.values():
         store["problems"] = []  # its workloads' keys are made up
-    assert [line.split(":")[0] for line in collect_data.faults({"runs": [RUN]}, stores)] == ["records.db"]
-    stores["records.db"] |= {"ok": 5000, "megabytes": 24.9}
-    assert collect_data.faults({"runs": [RUN]}, stores) == []
-    stores["records.db"] |= {"megabytes": 25.1}
-    stores["unseen.db"] |= {"evaluation_only": False, "problems": ["record 1: is none"]}
-    stores["unseen.db"]["noise"]["normalised"]["p95"] = 0.2
-    slow = {"runs": [{**RUN, "seconds": 4000.0}]}
+    records, unseen = stores["records.db"], stores["unseen.db"]
+    log = {"runs": [RUN], "hardware": ["hw1"]}
+    assert [line.split(":")[0] for line in collect_data.faults(log, stores)] == ["records.db"]
+    records["rows"]["hw1"]["ok"] = 5000
+    records["megabytes"] = 24.9
+    assert collect_data.faults(log, stores) == []
+    records["megabytes"] = 25.1
+    unseen |= {"evaluation_only": False, "problems": ["record 1: is none"]}
+    unseen["rows"]["hw1"]["noise"]["normalised"]["p95"] = 0.2
+    slow = {**log, "runs": [{**RUN, "seconds": 4000.0}]}
     text = "\n".join(collect_data.faults(slow, stores))
     for part in ("25.1 MB", "mark of the store", "record 1", "noise is not within", "1.38 kernels a second"):
         assert part in text
 
 
+def test_what_is_wanted_is_wanted_of_the_machine_of_the_log(stores: dict[str, Any]) -> None:
+    for store in stores.values():
+        store["problems"] = []
+        (row,) = store["rows"].values()
+        other = json.loads(json.dumps(row)) | {"ok": 9000}
+        other["noise"]["normalised"] = {"median": 0.5, "p95": 0.9}
+        store["rows"]["hw2"] = other
+        row["ok"] = 5000
+    log = {"runs": [RUN], "hardware": ["hw1"]}
+    assert collect_data.faults(log, stores) == []
+    (few,) = collect_data.faults({**log, "hardware": ["hw2"]}, {n: _without(s, "hw2") for n, s in stores.items()})[:1]
+    assert few == "records.db: 0 records of this machine, at least 5000 were wanted"
+    said = collect_data.faults({"runs": [RUN]}, stores)  # a log that does not say whose it is: all rows count
+    assert said == [f"{name}: the noise is not within 3 % and 10 %" for name in stores]
+
+
+def _without(store: dict[str, Any], digest: str) -> dict[str, Any]:
+    return {**store, "rows": {d: row for d, row in store["rows"].items() if d != digest}}
+
+
 def test_the_page_tells_all_of_it(stores: dict[str, Any]) -> None:
     text = collection_page.page({"runs": [RUN, {**RUN, "store": "unseen.db"}]}, stores)
     for part in (
-        "| `data/records.db` | 3 | 1 crashed | 2 | 1 | 0 | 3 |", "| resnet50 | `unseen.db` | 1 | 3 |",
-        "| `data/unseen.db` | 0 of 3 | 0 of 3 | 0 of 3 | 3 of 3 | 0 of 3 |",
+        "| `data/records.db`, a machine | 3 | 1 crashed | 1 | 1 | 0 | 3 |",
+        "| resnet50 | `unseen.db` | 3 of 1 workloads |",
+        "| `data/unseen.db`, a machine | 0 of 3 | 0 of 3 | 0 of 3 | 3 of 3 | 0 of 3 |",
         "| conv 1 | 4 | 4 |", "| all | 10800 | 200 | 91.7 | 2.00 | 5.0 | 96.7 |", "| conv | 1 | 1.00 % |",
     ):  # fmt: skip
         assert part in text
-    assert text.count("| all | 1 | 1.00 % |") == 2
+    assert text.count("| all | 1 | 1.00 % |") == 2 and "measured by the same script" not in text
+
+
+def test_the_page_keeps_machines_apart(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "records.db") as store:
+        fill(store)
+        for second, hardware in enumerate(["hw1", "hw2", "hw2", "hw2"]):
+            store.add(record(second, 1e-3 * (1 + second), hardware=hardware))
+    held = {"records.db": collect_data.contents(tmp_path / "records.db")}
+    text = collection_page.page({"runs": [RUN], "hardware": ["hw1"], "also_per_model": 200}, held)
+    mine, theirs = "`data/records.db`, a machine", "`data/records.db`, another machine"
+    assert text.index(f"| {mine} | 1 |") < text.index(f"| {theirs} | 3 |")
+    assert "Records of another machine were measured by the same script" in text and "at most 200 of each" in text
+    assert "| network | store | records, a machine | records, another machine |" in text
+    assert "| resnet50 | `records.db` | 1 of 1 workloads | 3 of 1 workloads |" in text
+    assert f"{theirs}\n\n| family" in text and f"{mine}\n\n| family" not in text  # of which nothing was repeated
 
 
 def test_a_run_hands_the_settings_on_and_keeps_its_counts(monkeypatch: pytest.MonkeyPatch) -> None:

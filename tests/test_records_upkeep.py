@@ -345,6 +345,24 @@ class TestCommands:
         out = capsys.readouterr().out
         assert "conv" in out and "9.52 %" in out
 
+    def test_noise_of_one_hardware(self, db: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        with SqliteStore(db) as s:
+            fill(s)
+            for second, latency in enumerate((1e-3, 1.5e-3)):
+                s.add(drifted(second, latency, hardware="hw2"))
+            s.add(drifted(20, 1e-3))
+            s.add(drifted(21, 1.1e-3))
+        for start, error in (("hw1", 0.1 / 1.05), ("hw2", 0.4)):
+            assert call("noise", db, "--hardware", start, "--json") == 0
+            report = json.loads(capsys.readouterr().out)
+            assert report["pairs"] == 1 and report["latency"]["median"] == pytest.approx(error)
+        assert call("noise", db, "--json") == 0
+        assert json.loads(capsys.readouterr().out)["pairs"] == 2
+        for start, why in (("hw", "2 hardware rows start with 'hw'"), ("x", "no hardware row starts with 'x'")):
+            assert call("noise", db, "--hardware", start) == 2
+            said = capsys.readouterr().err
+            assert why in said and "hw2 (another machine)" in said
+
     def test_a_store_for_evaluation_says_so_and_its_noise_may_be_looked_at(
         self, db: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from autofuse.cli.options import input_shapes, json_option, print_json, status
 from autofuse.errors import InputError, RecordError
 from autofuse.records.record import record_to_dict
+
+if TYPE_CHECKING:
+    from autofuse.records.store import RecordStore
 
 
 @click.group("records")
@@ -155,8 +158,9 @@ def merge(db: str, others: tuple[str, ...]) -> None:
 @command.command("noise")
 @click.argument("db")
 @click.argument("others", nargs=-1, metavar="[OTHER.db]...")
+@click.option("--hardware", metavar="DIGEST", help="Only records of this hardware; the start of its digest is enough.")
 @json_option
-def noise_(db: str, others: tuple[str, ...], as_json: bool) -> None:
+def noise_(db: str, others: tuple[str, ...], hardware: str | None, as_json: bool) -> None:
     """How well repeated measurements of one kernel agree, in DB or across it and OTHER collections of the same kernels.
 
     Pairs of records of one kernel on one hardware; the difference of a pair is relative to its mean.
@@ -166,7 +170,7 @@ def noise_(db: str, others: tuple[str, ...], as_json: bool) -> None:
 
     with open_store(db, readonly=True) as store:
         if not others:
-            report = noise(store)
+            report = noise(store, _digest(store, db, hardware))
         else:
             together = MemoryStore()
             together.keep_for_evaluation()  # nothing is learned from it
@@ -174,7 +178,7 @@ def noise_(db: str, others: tuple[str, ...], as_json: bool) -> None:
             for other in others:
                 with open_store(other, readonly=True) as more:
                     together.merge(more)
-            report = noise(together)
+            report = noise(together, _digest(together, " ".join((db, *others)), hardware))
     if as_json:
         print_json(report.as_dict())
         return
@@ -192,6 +196,19 @@ def noise_(db: str, others: tuple[str, ...], as_json: bool) -> None:
     Console().print(table)
     if report.changed:
         click.echo(f"{report.changed} kernels succeeded in one measurement and failed in another")
+
+
+def _digest(store: RecordStore, said: str, start: str | None) -> str | None:
+    """The digest of the hardware that begins so; None if none is named."""
+    if start is None:
+        return None
+    known = {row.digest: row.name for row in store.hardware()}
+    found = [digest for digest in known if digest.startswith(start)]
+    if len(found) != 1:
+        several = f"{len(found)} hardware rows start" if found else "no hardware row starts"
+        there = ", ".join(f"{digest} ({name})" for digest, name in known.items()) or "none"
+        raise RecordError(f"{several} with {start!r} in {said}; there: {there}")
+    return found[0]
 
 
 @command.command("prune")

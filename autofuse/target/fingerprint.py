@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 
 from autofuse.errors import RecordError
 from autofuse.target.host import processors, read_host
@@ -46,6 +46,10 @@ class HardwareRow:
         if not self.code:
             del content["code"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    def beside(self, other: HardwareRow) -> bool:
+        """Whether both are of one machine: they differ in the size of the pool at most."""
+        return replace(self, threads=other.threads).digest == other.digest
 
     def to_json(self) -> dict[str, object]:
         """Fields as JSON types; `code` only where it says something."""
