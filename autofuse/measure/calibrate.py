@@ -1,6 +1,6 @@
 """Calibration: from a thread count to a measured `Hardware` in under a minute.
 
-`calibrate` starts a fresh Python process (pool size and binding are read once, before the first parallel kernel) that
+`calibrate` starts a fresh Python process (the size of the pool is read once, before the first parallel kernel) that
 builds the probes of calibrate_probes.py, times them in interleaved rounds and prints one JSON object a line.
 A probe takes the best of a few short timings each round (a thread that loses its processor only ever looks slower), and
 a rate is the median over rounds, so that a neighbour's burst that spoils some rounds does not spoil the result.
@@ -105,7 +105,7 @@ def describe(base: Hardware, seconds: Mapping[str, float], amounts: Mapping[str,
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """The child's environment: pool size, no binding of threads to processors, this package importable."""
+    """The child's environment: pool size, this package importable."""
     package_root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH", "")]))
     return {**os.environ, **pool_environment(threads), "PYTHONPATH": path}

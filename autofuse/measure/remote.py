@@ -18,11 +18,10 @@ from dataclasses import dataclass, field
 from autofuse.errors import RecordError
 from autofuse.measure.gpu_runner import GpuRunner
 from autofuse.measure.jobs import MeasureJob, MeasureResult
-from autofuse.measure.local import result_of
+from autofuse.measure.local import result_of, thread_environment
 from autofuse.measure.process import ChildProcess, MeasureError, Outcome
 from autofuse.measure.runner import Runner
 from autofuse.target.fingerprint import GPU_ARCHITECTURES, HardwareRow
-from autofuse.target.pool import pool_environment
 
 _CONNECT_SECONDS = 60.0  # building the reference kernels and 64 MB of data on the way
 _GRACE_SECONDS = 60.0  # over a job's timeout, which the device keeps itself: inputs on the way; then the device is gone
@@ -190,8 +189,8 @@ class RpcRunner(Runner):
         total = sum(1 for info in summary["server_info"] if info["key"] == f"server:{self._key}")
         while len(self._spare) < free:
             arguments = (self._address[0], str(self._address[1]), self._key)
-            # What a child runs itself is nothing; its pool would only stand in the way of a device on this machine.
-            self._spare.append(ChildProcess("autofuse.measure.device:factory", arguments, pool_environment(1)))
+            # What a child runs itself is nothing; its threads would only stand in the way of a device on this machine.
+            self._spare.append(ChildProcess("autofuse.measure.device:factory", arguments, thread_environment(1)))
         children = [self._spare.pop() for _ in range(free)]
         asked = [self._threads.submit(child.request, {"connect": True}, _CONNECT_SECONDS) for child in children]
         foreign = False

@@ -23,6 +23,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from threadpoolctl import threadpool_limits
+
 from autofuse.codegen.threads import stay_at_home
 from autofuse.errors import AutofuseError
 from autofuse.target import fingerprint, processors
@@ -110,6 +112,15 @@ class GpuKernels:
         return json.dumps(asdict(next(iter(self._runner.measure([here])))))
 
 
+def run_nothing_beside_kernels(threads: int) -> None:
+    """For the thread that runs a session's kernels: each thread of its pool has a processor, and no BLAS has threads.
+
+    numpy brings cold weights into the form that a kernel reads, and the threads of its BLAS spin on after that.
+    """
+    stay_at_home(threads)
+    threadpool_limits(1, user_api="blas")
+
+
 def set_deadline(seconds: float) -> None:
     """End this process by SIGALRM after `seconds`, whatever it does then: no thread of ours has to run for it."""
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -185,7 +196,7 @@ def serve(
     def told() -> str:
         _begin_session(parent)
         if gpu is None:
-            stay_at_home(count)
+            run_nothing_beside_kernels(count)
         return json.dumps({**content, "name": f"{socket.gethostname()}:{at}"})
 
     def leave(number: int, frame: object) -> None:

@@ -7,6 +7,7 @@ answer's "kernels" has one entry a job: {"status": "ok", "samples": seconds a ro
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ import numpy as np
 import tvm
 from numpy.typing import NDArray
 
+from autofuse.codegen.threads import stay_at_home
 from autofuse.measure.child import Handler
 from autofuse.measure.cold import cold_arguments, in_turn
 from autofuse.measure.jobs import ArgumentSpec, MeasureJob
@@ -45,7 +47,8 @@ class Turn:
 
 
 def factory() -> Handler:
-    """The handler of such requests."""
+    """The handler of such requests, for the thread that makes it."""
+    stay_at_home(int(os.environ["TVM_NUM_THREADS"]))
 
     def handle(request: dict[str, Any]) -> dict[str, Any]:
         jobs = [MeasureJob.from_dict(job) for job in request["jobs"]]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from autofuse.codegen.executable import Executable, load
+from autofuse.codegen.threads import stay_at_home
 from autofuse.records.record import NETWORK_REFERENCE
 
 _WARM_UP = 3
@@ -51,7 +52,7 @@ class Handler:
     """Serves `{"runs": N}` with `{"latencies": [...], "times": {name: [[seconds of each call] of each run]}}`.
 
     With `"beside": true` the answer has `references` too: what the reference kernel of records takes beside each run,
-    the mean of its times before and after.
+    the mean of its times before and after. The thread that makes it is the one to call it.
     """
 
     def __init__(self, model: str, inputs: str) -> None:
@@ -59,6 +60,8 @@ class Handler:
             arrays = {name: stored[name] for name in stored.files}
         plain = load(model)
         assert isinstance(plain, Executable), "models for a GPU have a handler of their own"
+        # The reference too has a processor for each thread of the pool.
+        stay_at_home(int(plain.description["threads"]))
         self._run = plain.timer(**arrays)
         # A machine that is observed is slower: whole runs are timed on another one.
         observed = Executable(plain.library, plain.weights, plain.description)
