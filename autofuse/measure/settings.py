@@ -43,7 +43,7 @@ class CollectSettings:
 
     The kernels of a `batch` are built, then timed one after another; after the next batch they are timed again, then
     1, 2, 4 … batches later, `passes` times at most: until a pass has found what was known and the interval of all
-    samples is narrow, each time in another process (`Runner.renew`). A neighbour has part of the machine for seconds,
+    samples is narrow, each time in another process (`Runner.renew`). Other work has part of the machine for seconds,
     or a minute: samples that are that far apart seldom stand in the same disturbance. A record
     is there from the first pass on, the others make it longer; what is left of them when a run is cut short is made by
     the next one. `again`: so many kernels of those that succeeded are measured a second time, at the end, so that the

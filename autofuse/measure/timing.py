@@ -1,6 +1,6 @@
 """The clock: takes a kernel and reference kernels as callables, gives interleaved samples. No TVM.
 
-On shared machines the same kernel varies by a factor as neighbours come and go; the reference kernels, run next to
+On shared machines the same kernel varies by a factor as other work comes and goes; the reference kernels, run next to
 every sample, vary with it, and the ratio is what can be compared.
 """
 
@@ -97,8 +97,8 @@ def sample_runs(
     The references run in the order of the mapping; the kernel once more, untimed, before its sample, so that it finds
     its data in the caches as it would in a network run over and over. Of a few timings in a row the least counts, of
     the references too where they are short. A sample whose reference is further than `limits.drift` off its usual time
-    was taken while a neighbour had part of the machine: it is taken again, up to `limits.retakes` of them, and left out
-    unless too few remain. `clock` (seconds) is what the budget is held against.
+    was taken while something else had part of the machine: it is taken again, up to `limits.retakes` of them, and left
+    out unless too few remain. `clock` (seconds) is what the budget is held against.
     """
     steady = steadiness or Steadiness()
     start = clock()

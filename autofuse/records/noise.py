@@ -76,10 +76,10 @@ class _Pairs:
         return Spread(
             self.kernels,
             len(self.latency),
-            _quantiles(self.normalised),
-            _quantiles(self.latency),
+            quantiles(self.normalised),
+            quantiles(self.latency),
             len(self.cold),
-            _quantiles(self.cold),
+            quantiles(self.cold),
         )
 
 
@@ -88,7 +88,7 @@ def noise(store: RecordStore, hardware: str | None = None) -> NoiseReport:
     families: dict[str, _Pairs] = {}
     changed = 0
     for records in _repeated(store.records(hardware)):
-        good = [r for r in records if r.ok][-_REPEATS:]
+        good = _counted(records)
         changed += 0 < len(good) < min(len(records), _REPEATS)
         if len(good) < 2:
             continue
@@ -96,11 +96,11 @@ def noise(store: RecordStore, hardware: str | None = None) -> NoiseReport:
         found.kernels += 1
         for a, b in combinations(good, 2):
             assert a.latency and b.latency and a.normalised and b.normalised
-            found.latency.append(_difference(a.latency, b.latency))
-            found.normalised.append(_difference(a.normalised, b.normalised))
+            found.latency.append(difference(a.latency, b.latency))
+            found.normalised.append(difference(a.normalised, b.normalised))
             if a.cold_samples and b.cold_samples:
                 assert a.cold_normalised and b.cold_normalised
-                found.cold.append(_difference(a.cold_normalised, b.cold_normalised))
+                found.cold.append(difference(a.cold_normalised, b.cold_normalised))
     total = _Pairs(
         sum(f.kernels for f in families.values()),
         [d for f in families.values() for d in f.normalised],
@@ -108,6 +108,12 @@ def noise(store: RecordStore, hardware: str | None = None) -> NoiseReport:
         [d for f in families.values() for d in f.cold],
     )
     return NoiseReport(total.spread(), {name: pairs.spread() for name, pairs in families.items()}, changed)
+
+
+def pairs(store: RecordStore, hardware: str | None = None) -> Iterator[tuple[Record, Record]]:
+    """The pairs that `noise` counts, one identity's after another's."""
+    for records in _repeated(store.records(hardware)):
+        yield from combinations(_counted(records), 2)
 
 
 def _repeated(records: Iterable[Record]) -> Iterator[Sequence[Record]]:
@@ -118,11 +124,18 @@ def _repeated(records: Iterable[Record]) -> Iterator[Sequence[Record]]:
             yield found
 
 
-def _difference(a: float, b: float) -> float:
+def _counted(records: Sequence[Record]) -> list[Record]:
+    """Of the records of one identity, oldest first, those that count."""
+    return [r for r in records if r.ok][-_REPEATS:]
+
+
+def difference(a: float, b: float) -> float:
+    """Of two measurements, relative to their mean."""
     return abs(a - b) / ((a + b) / 2)
 
 
-def _quantiles(differences: list[float]) -> tuple[float, float] | None:
+def quantiles(differences: Sequence[float]) -> tuple[float, float] | None:
+    """Median and 95th percentile; None of nothing."""
     if not differences:
         return None
     import numpy as np

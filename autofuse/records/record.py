@@ -49,15 +49,16 @@ def rounded(seconds: float) -> float:
 def quiet(times: Sequence[float]) -> float:
     """Mean of the least tenth: what a kernel takes when nobody disturbs it.
 
-    Disturbances only ever add time: a thread that loses its processor milliseconds, a neighbour on the same core or in
-    the same cache 10 to 90 %, for seconds. Of 101 kernels timed in two processes, each in two parts minutes apart, the
-    two least samples differed by 1 %, lower quartiles by 2 to 6 %.
+    Disturbances only ever add time: a thread that loses its processor milliseconds, other work on the same core or in
+    the same cache a share of it, for seconds. Of 101 kernels timed in two processes, each in two parts minutes apart,
+    the two least samples differed by 1 %, lower quartiles by 2 to 6 %.
     """
     count = max(1, round(len(times) / 10))
     return sum(sorted(times)[:count]) / count
 
 
-#: Share of a reference's slowdown (in logarithms) that a kernel beside it has: 0.5 to 0.75 in trials with 58 kernels.
+#: Share of a reference's slowdown (in logarithms) that a kernel beside it has: 0.5 to 0.75 in trials with 58 kernels
+#: on a disturbed machine.
 SHARED = 0.75
 
 
@@ -66,13 +67,20 @@ def ratio_of(times: Sequence[float], beside: Sequence[float]) -> float:
 
     The geometric mean of two: the ratio of their quiet times, right where both stood in a quiet moment; and the median
     of the samples, corrected pair by pair for what the reference lost, over the reference's quiet time, right where no
-    moment was quiet. Pairs with the slowest fifth of the references are left out there: a lost processor, a long stop.
-    docs/records.md has what other means gave.
+    moment was quiet. docs/records.md has what other means gave.
     """
     calmest = quiet(beside)
-    pairs = sorted(zip(beside, times, strict=False))[: math.ceil(0.8 * min(len(beside), len(times)))]
-    corrected = statistics.median(time / (other / calmest) ** SHARED for other, time in pairs)
+    corrected = statistics.median(time / (other / calmest) ** SHARED for time, other in calmer_pairs(times, beside))
     return math.sqrt(quiet(times) * corrected) / calmest
+
+
+def calmer_pairs(times: Sequence[float], beside: Sequence[float]) -> list[tuple[float, float]]:
+    """Samples with those of the reference beside them, without the fifth with the slowest ones of it.
+
+    What is left out stood beside a lost processor, or a long stop.
+    """
+    pairs = sorted(zip(beside, times, strict=False))
+    return [(time, other) for other, time in pairs[: math.ceil(0.8 * len(pairs))]]
 
 
 @dataclass(frozen=True)
