@@ -24,6 +24,7 @@ from autofuse.records import Identity, Record, RecordedHardware, SqliteStore, Wo
 FAMILIES = ("conv2d", "depthwise", "elementwise", "matmul", "rows")
 CONFIGURATIONS = 25
 MACHINES = 2
+SAMPLES = 20
 OPENING = """
 import sys, time
 from autofuse.records import open_store
@@ -47,13 +48,13 @@ def record(n: int) -> Record:
     """The record of the n-th kernel; one of fifty has failed."""
     i = identity(n)
     base = 1e-5 * (1 + n % 97)
-    samples = tuple(base * (1 + k / 100) for k in range(8))
-    references = {"arithmetic": (1e-4,) * 8, "memory": (1e-3,) * 8}
+    samples = tuple(base * (1 + k / 100) for k in range(SAMPLES))
+    references = {"product": (1e-4,) * SAMPLES, "memory": (1e-3,) * SAMPLES}
     created = f"2025-01-{1 + n % 28:02d}T00:00:00.{n % 1000000:06d}Z"
     if n % 50 == 0:
         return Record(i.workload, i.hardware, i.family, 1, i.config, i.layouts, "crashed", "SIGSEGV", created=created)
     return Record(
-        i.workload, i.hardware, i.family, 1, i.config, i.layouts, "ok", "", samples, references,
+        i.workload, i.hardware, i.family, 1, i.config, i.layouts, "ok", "", samples, references, "product",
         tvm_version="0.27", autofuse_version="0.1", tir_digest=f"{n:016x}", created=created,
     )  # fmt: skip
 

@@ -65,6 +65,31 @@ def test_the_most_useful_of_a_model_and_some_of_them_twice(network: str, tmp_pat
         assert store.evaluation_only
 
 
+def test_the_greedy_plan_s_kernels_are_always_measured(network: str, tmp_path: Path) -> None:
+    from autofuse.chosen import choose_cost_model
+    from autofuse.compiler import analyse, problem_of
+    from autofuse.graph.keys import workload_key
+    from autofuse.search.strategies import strategy
+
+    collect(network, "--db", tmp_path / "r.db", "--per-model", 1, "--configs", 1, "--explore", 0)
+    model = analyse(network, threads=2)
+    problem = problem_of(model, choose_cost_model(model, "analytical", None, None))
+    choices = [c for c in strategy("greedy").search(problem).choices if c.family not in ("", "view")]
+    with SqliteStore(tmp_path / "r.db", readonly=True) as store:
+        there = {(r.workload, r.family, r.config) for r in store.records()}
+    wanted = {(workload_key(c.group), c.family, c.config) for c in choices}
+    assert len(wanted) > 1 and wanted <= there
+
+
+def test_the_zoo_s_networks_stand_beside_those_that_are_named(
+    network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autofuse.frontend.zoo.names", lambda: (network,))
+    alone = collect("--zoo", "--db", tmp_path / "r.db", "--dry-run")
+    assert alone["models"] == [network] and alone["candidates"] > 0
+    assert collect(network, "--zoo", "--db", tmp_path / "r.db", "--dry-run") == alone
+
+
 def test_what_is_left_out_tells_which_models_contain_what_is_measured(
     network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,7 +113,8 @@ def test_a_store_that_is_learned_from_is_not_turned_into_one_for_evaluation(netw
     arguments = ["collect", network, "--db", str(db), "--threads", "2", "--evaluation"]
     failed = CliRunner().invoke(cli, arguments)
     assert "a store of its own" in str(failed.exception)
-    assert collect(network, "--db", db, "--trials", 1)["cached"] == 1
+    more = collect(network, "--db", db, "--trials", 1)
+    assert more["measured"] == 1 and (more["store"]["ok"], more["store"]["evaluation_only"]) == (2, False)
 
 
 def test_what_numpy_does_not_compute_is_skipped_and_named(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from replayed_kernels import HERE, ITEMS, ask, results
 
-from autofuse.cli.collect_bar import counts_text, duration, left_to_do
+from autofuse.cli.collect_bar import CollectBar, counts_text, duration, left_to_do
 from autofuse.measure import CollectSettings, CollectStats, ReplayBuilder, ReplayRunner, collect
 from autofuse.records import MemoryStore
 
@@ -48,6 +48,25 @@ class TestProgress:
         assert left_to_do(CollectStats(left=80), 30.0, None) == (30.0, 0.0)
         assert "? to go" in counts_text(CollectStats(left=80), None)
         assert duration(3723) == "1:02:03"
+
+    def test_a_terminal_shows_a_bar_and_a_file_lines(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def shown(lines: float | None) -> str:
+            with CollectBar(None, None, lines) as bar:
+                for done in (10, 30):
+                    bar.update(CollectStats(measured=done, left=80, seconds=20.0), f"{done} µs, best 9.5 µs: conv2d")
+            return capsys.readouterr().err
+
+        assert shown(None) == ""
+        assert (
+            shown(30.0) == "0:20 measured 10 failed 0 cached 0 left 80, 0.5/s, 2:40 to go; 10 µs, best 9.5 µs: conv2d\n"
+        )
+        for name, value in (("FORCE_COLOR", "1"), ("TERM", "xterm"), ("COLUMNS", "200")):
+            monkeypatch.setenv(name, value)
+        text = shown(None)
+        for part in ("measured 30 failed 0 cached 0 left 80, 1.5/s, 0:53 to go", "27 %", "30 µs, best 9.5 µs: conv2d"):
+            assert part in text
 
     def test_shows_what_a_kernel_took_beside_the_best_of_its_workload(self) -> None:
         store, told = MemoryStore(), []
