@@ -5,8 +5,8 @@ Usage: python scripts/bench_reuse.py [NETWORK...] [--measure TIME] [--budget S] 
 For each of the unseen networks (data/unseen.db), and for each of those in data/records.db left out in turn: which of
 its candidates the store has from other models; and its latency, interleaved, compiled with no measurement of its own,
 with `--measure 30s`, with all its records, and greedy. A network that is left out has a predictor trained without what
-only it contains. Last, transfer to other hardware: errors there after 0, 50 and 200 of its records. What is there
-already is skipped unless named.
+only it contains. Last, transfer to other hardware, another machine or another pool of threads: errors there after 0, 50
+and 200 of its records. What is there already is skipped unless named.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 RECORDS, UNSEEN = ROOT / "data" / "records.db", ROOT / "data" / "unseen.db"
 PREDICTOR = ROOT / "models" / "cpu"
 RAW = ROOT / "docs" / "results" / "reuse"
@@ -73,8 +75,10 @@ def shares(network: str, db: Path) -> dict[str, Any]:
     from autofuse.learn.plans import MeasuredKernels, NetworkPlans
     from autofuse.learn.predictor import read_card
     from autofuse.records import open_store
+    from autofuse.target import hardware_row, resolve
 
-    known = max(read_card(PREDICTOR).hardware, key=lambda h: h.records)
+    own = hardware_row(resolve("llvm", None)).digest
+    known = max(read_card(PREDICTOR).hardware, key=lambda h: (h.digest == own, h.records))
     plans = NetworkPlans.of_model(network, known.description)
     with open_store(db, readonly=True) as store:
         kernels = MeasuredKernels(store, known.digest)
@@ -175,18 +179,45 @@ def measure(network: str, options: argparse.Namespace) -> dict[str, Any]:
 def transfer(seed: int = 0) -> list[dict[str, Any]]:
     """Errors on other hardware after some of its records: means over the same parts of its workloads every time."""
     from autofuse.learn import build_dataset
+    from autofuse.learn.predictor import read_card
     from autofuse.records import open_store
+    from autofuse.records.machines import description_name
 
+    descriptions = {h.digest: h.description for h in read_card(PREDICTOR).hardware}
     with open_store(RECORDS, readonly=True) as store:
-        data = build_dataset(store)
+        data = build_dataset(store, hardware=descriptions, descriptions=descriptions)
+    names = {digest: description_name(description) for digest, description in data.descriptions.items()}
     rows = []
-    for digest in sorted(set(data.hardware)):
+    for digest, without in cases(data):
+        told = {
+            "hardware": digest,
+            "name": names[digest],
+            "from": sorted(name for other, name in names.items() if other not in without),
+        }
         for amount in AMOUNTS:
-            found = [transferred(data, digest, amount, part, seed) for part in range(TESTED)]
+            found = [transferred(data, digest, amount, part, seed, without) for part in range(TESTED)]
             known = [f for f in found if f is not None]
             if known:
-                rows.append({"hardware": digest, **{k: _mean([f[k] for f in known]) for k in known[0]}})
+                rows.append({**told, **{k: _mean([f[k] for f in known]) for k in known[0]}})
     return rows
+
+
+def cases(data: Dataset) -> list[tuple[str, frozenset[str]]]:
+    """What is transferred to: the digest of a hardware row, and those of all rows that are left out for it.
+
+    Of each machine that row with most records, without all that the machine measured (another machine, if there are
+    several); each other row by itself (another pool of threads).
+    """
+    from autofuse.learn.evaluation import machine_of
+
+    machines: dict[str, list[str]] = {}
+    for digest, _ in sorted(Counter(data.hardware).items(), key=lambda item: (-item[1], item[0])):
+        machines.setdefault(machine_of(data.descriptions[digest]), []).append(digest)
+    return [
+        (digest, frozenset(rows if not number and len(machines) > 1 else (digest,)))
+        for rows in machines.values()
+        for number, digest in enumerate(rows)
+    ]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -194,10 +225,13 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def transferred(data: Dataset, digest: str, amount: int, part: int, seed: int = 0) -> dict[str, float | None] | None:
+def transferred(
+    data: Dataset, digest: str, amount: int, part: int, seed: int = 0, without: Collection[str] = ()
+) -> dict[str, float | None] | None:
     """Errors on a part of the workloads of one hardware, from other hardware and `amount` records of its other ones.
 
-    `records` says how many it was, where there are fewer. None where there is too little to train on, or to test.
+    `without`: hardware that nothing is learned from either. `records` says how many of the one's it was, where there
+    are fewer. None where there is too little to train on, or to test.
     """
     from autofuse.errors import PredictorError
     from autofuse.learn import LearnedCostModel, train_predictor
@@ -207,14 +241,15 @@ def transferred(data: Dataset, digest: str, amount: int, part: int, seed: int = 
     here = np.array([h == digest for h in data.hardware])
     held = grouped_folds(data.workloads, FOLDS, seed) == part
     test = np.flatnonzero(here & held)
-    if here.all() or not len(test):
+    gone = here | np.array([h in without for h in data.hardware])
+    if gone.all() or not len(test):
         return None
     # A record with hot and with cold latencies has two rows.
     others = sorted({data.digests[i] for i in np.flatnonzero(here & ~held)})
     drawn = {others[i] for i in np.random.default_rng(seed + part).permutation(len(others))[:amount]}
     extra = np.array([d in drawn for d in data.digests])
     try:
-        trained = train_predictor(data.select(np.flatnonzero((~here & ~held) | extra)))
+        trained = train_predictor(data.select(np.flatnonzero((~gone & ~held) | extra)))
     except PredictorError:
         return None
     model = LearnedCostModel(trained.card, trained.files, data.descriptions[digest])
@@ -279,7 +314,8 @@ def page(raws: Sequence[Mapping[str, Any]], moved: Sequence[Mapping[str, Any]]) 
     if moved:
         rows = [
             [
-                m["hardware"],
+                m["name"],
+                "; ".join(m["from"]),
                 f"{m['records']:.0f}",
                 number(100 * m["mape"], "{:.1f} %"),
                 number(100 * m["analytical_scaled_mape"], "{:.1f} %"),
@@ -291,16 +327,26 @@ def page(raws: Sequence[Mapping[str, Any]], moved: Sequence[Mapping[str, Any]]) 
         ]
         parts += [
             "## Other hardware\n",
-            "Trained on records of other hardware rows and some of this one's; tested on workloads not trained on."
+            "Trained on records of other hardware rows and some of this one's, by their number; tested on workloads not"
+            " trained on."
             " Where the training range does not reach, the analytical model answers, scaled."
             + (
-                " Without records of the hardware itself that is everywhere: a number of cores that was never seen is"
-                " outside the range.\n"
+                " Where nothing is predicted that is everywhere: without records of the hardware itself its number of"
+                " cores, or the width of its vectors, was never seen.\n"
                 if any(not m["records"] and not m["predicted"] for m in moved)
                 else "\n"
             ),
             table(
-                ["hardware", "its records", "MAPE", "analytical, scaled", "tau within", "analytical's", "predicted"],
+                [
+                    "hardware",
+                    "trained on",
+                    "its records",
+                    "MAPE",
+                    "analytical, scaled",
+                    "tau within",
+                    "analytical's",
+                    "predicted",
+                ],
                 rows,
             ),
         ]
@@ -309,6 +355,8 @@ def page(raws: Sequence[Mapping[str, Any]], moved: Sequence[Mapping[str, Any]]) 
 
 def main() -> int:
     """Measure what is missing or named, then write the page."""
+    from raw_results import one_machine, refuse_others
+
     from autofuse.cli.options import duration
     from autofuse.report.results import write_json, write_text
 
@@ -321,6 +369,8 @@ def main() -> int:
     parser.add_argument("--no-transfer", action="store_true", help="leave the other hardware as it is")
     options = parser.parse_args()
     every = [*models_of(UNSEEN), *models_of(RECORDS)]
+    if not options.page_only:
+        refuse_others(RAW / f"{name}.json" for name in every)
     for network in [] if options.page_only else options.networks or every:
         if (RAW / f"{network}.json").exists() and not (options.networks or options.again):
             continue
@@ -332,6 +382,7 @@ def main() -> int:
         write_json(RAW / "transfer.json", transfer())
     found = [RAW / f"{name}.json" for name in every]
     raws = [json.loads(path.read_text(encoding="utf-8")) for path in found if path.exists()]
+    one_machine(raws)
     moved = RAW / "transfer.json"
     write_text(PAGE, page(raws, json.loads(moved.read_text(encoding="utf-8")) if moved.exists() else []))
     print(f"wrote {PAGE}")

@@ -160,8 +160,8 @@ def card_part(card: Mapping[str, Any]) -> str:
     parts = [
         f"Trained on {data['records']} records ({data['rows']} latencies, {data['cold_rows']} with cold weights)"
         f" of {data['workloads']} workloads of {', '.join(data['models'])}; data hash `{data['hash']}`, features of"
-        f" version {card['features']['version']}, {training['members']} members, {trees} trees. The card is"
-        " [models/cpu/card.md](../models/cpu/card.md).\n",
+        f" version {card['features']['version']}, {training['members']} members, {trees} trees. They are of"
+        f" {hardware_text(card)}. The card is [models/cpu/card.md](../models/cpu/card.md).\n",
         failures_part(card),
     ]
     if training.get("tried"):
@@ -171,6 +171,15 @@ def card_part(card: Mapping[str, Any]) -> str:
             " families a little, those on unseen networks not at all.\n"
         )
     return "\n".join(parts)
+
+
+def hardware_text(card: Mapping[str, Any]) -> str:
+    """The hardware rows that were trained on with their records, most first."""
+    from autofuse.records.machines import machine_name
+
+    rows = sorted(card["hardware"], key=lambda h: (-h["records"], h["digest"]))
+    described = ((h, h["description"]) for h in rows)
+    return ", ".join(f"{machine_name(d['name'], d['isa'], d['cores'])} ({h['records']})" for h, d in described)
 
 
 def failures_part(card: Mapping[str, Any]) -> str:
@@ -217,6 +226,10 @@ def main() -> int:
     parser.add_argument("--strategies", action="store_true", help="plan with dp, hybrid and greedy anew")
     options = parser.parse_args()
     if options.strategies:
+        from raw_results import refuse_others
+
+        # Searches that are timed here stand over compiles that were timed then.
+        refuse_others(RESULTS.glob("*-b1.json"))
         write_json(STRATEGIES, strategies())
 
     def there(path: Path) -> Any:

@@ -39,11 +39,11 @@ def hardware_of(digest: str | None = None) -> tuple[str, Hardware]:
 
 def costs_of(network: NetworkPlans, digest: str) -> CostModel:
     """What a compile with the predictor and data/records.db reckons with."""
-    from autofuse.learn.evaluate import quiet_predictor
+    from autofuse.learn.evaluate import load_quietly
     from autofuse.records import open_store
     from autofuse.records.model import RecordedCostModel
 
-    learned = quiet_predictor(PREDICTOR, network.hardware, network.cold)
+    learned = load_quietly(PREDICTOR, network.hardware, network.cold)
     return RecordedCostModel(open_store(RECORDS, readonly=True), digest, learned, cold=network.cold)
 
 

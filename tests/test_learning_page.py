@@ -7,8 +7,10 @@ import itertools
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,6 +64,10 @@ CARD: dict[str, Any] = {
     "data": {"records": 10, "rows": 12, "cold_rows": 2, "workloads": 5, "models": ["net"], "hash": "abc",
              "failures": 0},
     "features": {"version": 4}, "members": [{"trees": 9}], "training": {"members": 5, "tried": 0},
+    "hardware": [
+        {"digest": "one", "records": 3, "description": {"name": "A CPU", "isa": "avx2", "cores": 1}},
+        {"digest": "two", "records": 7, "description": {"name": "A CPU", "isa": "avx512", "cores": 2}},
+    ],
     "checks": {"failures": None},
 }  # fmt: skip
 
@@ -69,6 +75,7 @@ CARD: dict[str, Any] = {
 def test_what_was_learned_of_failures_is_said() -> None:
     """Nothing, where nothing failed."""
     text = learning_page.card_part(CARD)
+    assert "They are of A CPU (avx512), 2 threads (7), A CPU (avx2), 1 thread (3)." in text
     assert "10 records (12 latencies" in text and "No candidate failed" in text and "nothing is pruned" in text
     few = {**CARD, "data": {**CARD["data"], "failures": 7}}
     assert "7 candidates failed, too few" in learning_page.card_part(few)
@@ -174,14 +181,15 @@ def test_reuse_is_told_by_network_and_hardware() -> None:
                    "greedy_kernels_known": 20},
     }  # fmt: skip
     moved: list[dict[str, Any]] = [
-        {"hardware": "abc", "records": 49.7, "mape": 0.1, "tau_within": 0.5, "predicted": 0.9,
+        {"hardware": "abc", "name": "A CPU, 1 thread", "from": ["b", "c"],
+         "records": 49.7, "mape": 0.1, "tau_within": 0.5, "predicted": 0.9,
          "analytical_scaled_mape": 0.2, "analytical_tau_within": None}
     ]  # fmt: skip
     text = bench_reuse.page([raw, {**raw, "network": "gone", "unseen": False}], moved)
     for part in (
         "| net | 50 of 200 (25 %) | 10 of 40 (25 %) | 20 of 30 (67 %) |", "| gone, left out |",
         "| net | 2.000 | 1.020 | 1.010 | 1.250 | 5 of 20 | 0 |", "within 3 % of all records: 2 of 2",
-        "| abc | 50 | 10.0 % | 20.0 % | 0.500 | – | 90 % |",
+        "| A CPU, 1 thread | b; c | 50 | 10.0 % | 20.0 % | 0.500 | – | 90 % |",
     ):  # fmt: skip
         assert part in text
     assert "that is everywhere" not in text
@@ -235,6 +243,43 @@ def test_transfer_learns_from_so_many_records_of_other_workloads(monkeypatch: py
     assert [r and r["records"] for r in found[:2]] == [0, 7] and found[0]["predicted"] == 0  # type: ignore[index]
     few = data.select(i for i, key in enumerate(data.workloads) if key < "w005")
     assert bench_reuse.transferred(few, "one", 0, 1) is None  # too little to train on
+
+
+def test_transfer_is_to_another_machine_and_to_another_pool() -> None:
+    other = replace(CPU, isa="avx512", vector_bytes=64)
+    descriptions = {"a2": CPU, "a1": replace(CPU, cores=1), "b2": other, "b1": replace(other, cores=1)}
+    hardware = ("a1", "a2", "a2", "b1", "b2", "b2", "b2")
+
+    def data(*digests: str) -> Any:
+        rows = tuple(h for h in hardware if h in digests)
+        return SimpleNamespace(hardware=rows, descriptions={d: descriptions[d] for d in digests})
+
+    found = dict(bench_reuse.cases(data(*descriptions)))
+    assert found == {"b2": {"b1", "b2"}, "a2": {"a1", "a2"}, "b1": {"b1"}, "a1": {"a1"}}
+    assert dict(bench_reuse.cases(data("a1", "a2"))) == {"a1": {"a1"}, "a2": {"a2"}}
+    assert dict(bench_reuse.cases(data("a2", "b2"))) == {"a2": {"a2"}, "b2": {"b2"}}
+
+
+def test_nothing_is_learned_from_hardware_that_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = synthetic_store(limit=30)
+    for name in ("one", "two"):
+        store.add_hardware(RecordedHardware(name, name, RECORDED.detail))
+        for record in list(store.records(RECORDED.digest)):
+            store.add(replace(record, hardware=name))
+    descriptions = {RECORDED.digest: CPU, "one": replace(CPU, cores=1), "two": replace(CPU, isa="avx512")}
+    data = build_dataset(store, descriptions=descriptions, family_of=family_of)
+    seen: list[Dataset] = []
+
+    def train(part: Dataset) -> Trained:
+        seen.append(part)
+        return train_predictor(part, TrainSettings(members=2, trees=TreeSettings(rounds=5)))
+
+    monkeypatch.setattr("autofuse.learn.train_predictor", train)
+    for amount in (0, 9):
+        found = bench_reuse.transferred(data, RECORDED.digest, amount, 0, without={RECORDED.digest, "one"})
+        assert found is not None and found["records"] == amount
+    bare, some = (Counter(part.hardware) for part in seen)
+    assert bare == {"two": bare["two"]} and some == {"two": bare["two"], RECORDED.digest: 9}
 
 
 def test_learned_costs_have_a_table_in_the_results() -> None:

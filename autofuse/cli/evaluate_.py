@@ -79,11 +79,17 @@ def _print(found: Evaluation, summary: dict[str, Any]) -> None:
     table.add_column("model", no_wrap=True)
     for name in ("rows", "MAPE", "in 5 %", "in 10 %", "in 20 %", "tau within", "tau across"):
         table.add_column(name, justify="right")
-    tested = {**found.splits, **({"unseen networks": found.unseen} if found.unseen is not None else {})}
+    tested = {**found.splits, **found.elsewhere}
+    tested |= {"unseen networks": found.unseen} if found.unseen is not None else {}
     for split, result in tested.items():
         for number, (name, metrics) in enumerate(result.models.items()):
             title = "" if number else split
             table.add_row(title, name.replace("_", ", "), str(metrics.rows), *metric_cells(metrics.as_dict()))
+    for digest, other in found.others.items():
+        for split, part in (("workload", other.splits.get("workload")), ("unseen networks", other.unseen)):
+            for number, (name, metrics) in enumerate(part.models.items() if part is not None else ()):
+                title = "" if number else f"{split}, {found.names[digest]}"
+                table.add_row(title, name.replace("_", ", "), str(metrics.rows), *metric_cells(metrics.as_dict()))
     if found.noise is not None:
         table.add_row("noise", "measured again", str(found.noise.rows), *metric_cells(found.noise.as_dict()))
     console.print(table)

@@ -161,6 +161,8 @@ class Card:
         ]
         for name, row in self.metrics.items():
             lines.append(f"| {' | '.join([name.replace('_', ' '), *metric_cells(row)])} |")
+        if len(self.hardware) > 1:
+            lines += ["", "Of the records of all hardware together; `autofuse evaluate` has each by itself."]
         lines += ["", *self._checked(), "", "## What decides", "", "![predicted against measured](predicted.svg)", ""]
         lines += ["![errors](errors.svg)", "", "![importance](importance.svg)", ""]
         lines += ["Mean absolute SHAP values (ln), the ten largest:", ""]

@@ -23,7 +23,7 @@ from autofuse.cost.model import Candidate
 from autofuse.cost.schema import FeatureSchema, schema_of
 from autofuse.errors import RecordError
 from autofuse.graph.model import Group
-from autofuse.records.groups import group_from_text
+from autofuse.records.groups import for_lanes, group_from_text
 from autofuse.records.record import Record, RecordedHardware
 from autofuse.records.store import RecordStore
 from autofuse.schedule.family import ScheduleFamily
@@ -218,7 +218,7 @@ def build_dataset(
     skipped: Counter[str] = Counter()
     kept: list[_Kept] = []
     failed: list[_Kept] = []
-    groups: dict[tuple[str, str], Group | None] = {}
+    groups: dict[tuple[str, str, int], Group | None] = {}
     usual: dict[str, Mapping[str, float]] = {}
 
     def normalised(record: Record) -> Record:
@@ -238,7 +238,7 @@ def build_dataset(
         if record.hardware not in known:
             skipped["hardware unknown"] += 1
             continue
-        found_or_reason = _candidate(store, record, groups, family_of)
+        found_or_reason = _candidate(store, record, groups, family_of, known[record.hardware].lanes)
         good = record.ok and record.normalised is not None
         if not good:
             skipped["failed"] += 1
@@ -250,9 +250,13 @@ def build_dataset(
 
 
 def _candidate(
-    store: RecordStore, record: Record, groups: dict[tuple[str, str], Group | None], family_of: FamilyOf
+    store: RecordStore,
+    record: Record,
+    groups: dict[tuple[str, str, int], Group | None],
+    family_of: FamilyOf,
+    lanes: int,
 ) -> Candidate | str:
-    """The candidate that a record measured, or why there is none."""
+    """The candidate that a record measured, or why there is none. lanes: of the hardware that it is of."""
     try:
         family = family_of(record.family)
     except KeyError:
@@ -265,11 +269,11 @@ def _candidate(
         config = family.configuration.parse(record.config)
     except ValueError:
         return "configuration unreadable"
-    place = (record.workload, record.layouts)
+    place = (record.workload, record.layouts, lanes)
     if place not in groups:
-        form = store.form(*place)
+        form = store.form(record.workload, record.layouts)
         try:
-            groups[place] = None if form is None else group_from_text(form.text)
+            groups[place] = None if form is None else for_lanes(group_from_text(form.text), lanes)
         except ValueError:
             groups[place] = None
     group = groups[place]

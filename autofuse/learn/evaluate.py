@@ -25,12 +25,14 @@ from autofuse.learn.evaluation import (
     evaluate_splits,
     evaluate_unseen,
     noise_floor,
+    rows_of,
     settings_of,
 )
 from autofuse.learn.plans import MeasuredKernels, NetworkPlans, regrets
 from autofuse.learn.predictor import LearnedCostModel, load_predictor, read_card
 from autofuse.learn.train import EVALUATION_ONLY
 from autofuse.records import open_store
+from autofuse.records.machines import row_names
 from autofuse.records.model import RecordedCostModel
 from autofuse.records.record import NETWORK_REFERENCE
 from autofuse.records.store import RecordStore
@@ -59,7 +61,8 @@ def evaluate(
 
     networks: the unseen ones that are planned, by default all models of the store `unseen` that can be opened. splits:
     whether to train on parts of `db`. run: whether to compile and run the unseen networks, which only the machine that
-    their records are of can do. Raises PredictorError, RecordError.
+    their records are of can do. The figures are of this machine's hardware row, or, if the stores do not have it, of
+    that with most records; those of other rows stand beside them. Raises PredictorError, RecordError.
     """
     card = read_card(predictor)
     descriptions = {h.digest: h.description for h in card.hardware}
@@ -81,29 +84,53 @@ def evaluate(
         other = None
         if kept is not None:
             other = build_dataset(kept, descriptions=descriptions, family_of=family_of, usual_of=store)
-        here = _hardware(other if other is not None and len(other) else data)
-        hardware = descriptions.get(here) or (other or data).descriptions[here]
-        model = load_predictor(predictor, hardware)
-        noise = noise_floor(*(d for d in (data, other) if d is not None))
-        parts = evaluate_splits(data, settings_of(card), hardware, tell) if splits else {}
-        tested, overlap = evaluate_unseen(model, data, other) if other is not None and len(other) else (None, 0)
-        found = Evaluation(noise, parts, tested, overlap)
-        if kept is None or networks == []:
-            return found
-        plans = []
-        for name in networks if networks is not None else openable(kept.stats().models):
-            tell(f"analysing {name}")
-            plans.append(NetworkPlans.of_model(name, hardware))
-        results = [plan_result(n, store, kept, here, predictor, tell) for n in plans]
-        if run and plans:
-            usual = store.baseline(here).get(NETWORK_REFERENCE)
-            results = _with_latencies(results, plans, predictor, here, usual, tell)
-        return replace(found, networks=tuple(results))
+            other = other if len(other) else None
+        here = headline(data, other)
+        known = {**(other.descriptions if other is not None else {}), **data.descriptions, **descriptions}
+        model = load_predictor(predictor, known[here])
+        by_hardware, elsewhere = evaluate_splits(data, settings_of(card), known[here], tell) if splits else ({}, {})
+
+        def one(digest: str) -> Evaluation:
+            """What there is to say of a hardware row without planning anything."""
+            parts = [rows_of(d, digest) for d in (data, other) if d is not None]
+            tested, overlap = None, 0
+            if other is not None and len(parts[-1]):
+                tested, overlap = evaluate_unseen(model, data, parts[-1])  # features say what hardware a row is of
+            return Evaluation(noise_floor(*parts), by_hardware.get(digest, {}), tested, overlap, hardware=digest)
+
+        present = Counter(data.hardware) + Counter(other.hardware if other is not None else ())
+        rows = [here, *(digest for digest, _ in present.most_common() if digest != here)]
+        found = {digest: one(digest) for digest in rows}
+        if kept is not None and networks != []:
+            wanted = networks if networks is not None else openable(kept.stats().models)
+            for digest in rows:
+                if digest != here and (other is None or digest not in other.hardware):
+                    continue
+                plans = []
+                for name in wanted:
+                    tell(f"analysing {name}")
+                    plans.append(NetworkPlans.of_model(name, known[digest]))
+                results = [plan_result(n, store, kept, digest, predictor, tell) for n in plans]
+                if run and plans and digest == here:
+                    usual = store.baseline(here).get(NETWORK_REFERENCE)
+                    results = _with_latencies(results, plans, predictor, here, usual, tell)
+                found[digest] = replace(found[digest], networks=tuple(results))
+        names = row_names([*store.hardware(), *(kept.hardware() if kept is not None else ())])
+        return replace(
+            found.pop(here), names={digest: names[digest] for digest in rows}, others=found, elsewhere=elsewhere
+        )
 
 
-def _hardware(data: Dataset) -> str:
-    """The digest of the hardware with most rows."""
-    return Counter(data.hardware).most_common(1)[0][0]
+def headline(data: Dataset, other: Dataset | None) -> str:
+    """The digest of the hardware whose figures come first: this machine's, else that with most rows trained on.
+
+    Of those that the unseen networks' records are of, where there are any.
+    """
+    from autofuse.target.registry import hardware_row, resolve
+
+    rows, tested = Counter(data.hardware), Counter((other or data).hardware)
+    own = hardware_row(resolve("llvm", None)).digest
+    return max(tested, key=lambda digest: (digest == own, rows[digest], tested[digest], digest))
 
 
 def openable(models: Sequence[str]) -> list[str]:
@@ -115,7 +142,7 @@ def openable(models: Sequence[str]) -> list[str]:
 
 def ways(network: NetworkPlans, predictor: str | Path, store: RecordStore, digest: str) -> dict[str, CostModel]:
     """The cost models that are compared, for one network; `store` has the records that were trained on."""
-    learned: CostModel = quiet_predictor(predictor, network.hardware, network.cold)
+    learned: CostModel = load_quietly(predictor, network.hardware, network.cold)
     analytical = AnalyticalCostModel(network.hardware, network.cold)
 
     def recorded(fallback: CostModel) -> CostModel:
@@ -124,7 +151,7 @@ def ways(network: NetworkPlans, predictor: str | Path, store: RecordStore, diges
     return dict(zip(WAYS, (learned, recorded(learned), recorded(analytical), analytical), strict=True))
 
 
-def quiet_predictor(predictor: str | Path, hardware: Hardware, cold: bool) -> LearnedCostModel:
+def load_quietly(predictor: str | Path, hardware: Hardware, cold: bool) -> LearnedCostModel:
     """The predictor, without a warning for hardware that it does not know: that was given once."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -176,7 +203,7 @@ def _with_latencies(
 
     def models(network: NetworkPlans) -> Mapping[str, CostModel]:
         return {
-            "learned": quiet_predictor(predictor, network.hardware, network.cold),
+            "learned": load_quietly(predictor, network.hardware, network.cold),
             "analytical": AnalyticalCostModel(network.hardware, network.cold),
         }
 

@@ -4,6 +4,8 @@ Three kinds of tests. Splits of the training data: a predictor is trained anew, 
 evaluated, without a part of the data, and tested on that part. Networks kept out of everything: their records, and
 plans of them. Whatever workload was trained on is not tested on. Beside every figure stand those of the analytical
 model, as it is and with its usual error taken out, and the noise: how far two measurements of one kernel differ.
+
+A predictor may learn from several machines. Figures are of one hardware row each: rows of two are never averaged.
 """
 
 from __future__ import annotations
@@ -107,10 +109,12 @@ class NetworkResult:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Everything found out. `noise`: between two measurements of one kernel, None without any.
+    """Everything found out about one hardware row. `noise`: between two measurements of one kernel, None without any.
 
-    splits: "workload", "network/NAME", "family/KIND", "hardware/DIGEST" → Tested; `unseen`: rows of unseen networks.
-    overlap: rows of unseen networks whose workloads were trained on, and are not tested.
+    splits: "workload", "network/NAME", "family/KIND" → Tested; `unseen`: rows of unseen networks. overlap: rows of
+    unseen networks whose workloads were trained on, and are not tested. hardware: the row's digest; names: of this and
+    other rows, for people. others: what was found out about other rows that the stores hold, by digest. elsewhere:
+    "hardware/DIGEST" and "machine/NAME", what becomes of hardware that was left out of training.
     """
 
     noise: Metrics | None
@@ -118,11 +122,26 @@ class Evaluation:
     unseen: Tested | None
     overlap: int
     networks: tuple[NetworkResult, ...] = ()
+    hardware: str = ""
+    names: Mapping[str, str] = field(default_factory=dict)
+    others: Mapping[str, Evaluation] = field(default_factory=dict)
+    elsewhere: Mapping[str, Tested] = field(default_factory=dict)
 
     def summary(self) -> dict[str, Any]:
-        """What `autofuse evaluate --json` prints: plain JSON values, errors and regrets as shares."""
+        """What `autofuse evaluate --json` prints: plain JSON values, errors and regrets as shares.
+
+        Where there is more than one hardware row, "hardware" (digest, and names by digest) says whose figures these
+        are, and "other_hardware" has the same figures of the others by digest.
+        """
+        found = self._figures({**self.splits, **self.elsewhere})
+        if not self.others:
+            return found
+        others = {digest: other._figures(other.splits) for digest, other in self.others.items()}
+        return {**found, "hardware": {"digest": self.hardware, "names": dict(self.names)}, "other_hardware": others}
+
+    def _figures(self, tests: Mapping[str, Tested]) -> dict[str, Any]:
         noise = self.noise
-        splits = {name: tested.as_dict() for name, tested in self.splits.items()}
+        splits = {name: tested.as_dict() for name, tested in tests.items()}
         if self.unseen is not None:
             networks = {n.name: n.as_dict() for n in self.networks}
             splits["unseen"] = {**self.unseen.as_dict(), "overlap": self.overlap, "networks": networks}
@@ -182,6 +201,20 @@ def splits_of(data: Dataset) -> Iterator[tuple[str, Split]]:
         yield f"family/{split.name}", split
     for split in leave_hardware_out(data.workloads, data.hardware, _HARDWARE_FOLDS):
         yield f"hardware/{split.name}", split
+    machines = {digest: machine_of(description) for digest, description in data.descriptions.items()}
+    if len(set(machines.values())) < len(machines):  # else each row is a machine
+        for split in leave_hardware_out(data.workloads, [machines[d] for d in data.hardware], _HARDWARE_FOLDS):
+            yield f"machine/{split.name}", split
+
+
+def machine_of(description: Hardware) -> str:
+    """A name for all hardware rows of one machine, whatever their pool of threads."""
+    return f"{description.name} ({description.isa}, L2 {description.l2_bytes >> 10} KB)"
+
+
+def rows_of(data: Dataset, hardware: str) -> Dataset:
+    """The part of a dataset that was measured on one hardware row."""
+    return data.select(i for i, digest in enumerate(data.hardware) if digest == hardware)
 
 
 def kinds(data: Dataset) -> dict[str, str]:
@@ -236,10 +269,15 @@ def _groups(parts: Sequence[_Part]) -> list[str]:
 
 def evaluate_splits(
     data: Dataset, settings: TrainSettings, hardware: Hardware, tell: Callable[[str], None] = lambda _: None
-) -> dict[str, Tested]:
-    """A predictor for each split, tested on what it was not trained on. Splits with too little data are left out."""
-    parts: dict[str, list[_Part]] = {}
-    left: dict[str, int] = {}
+) -> tuple[dict[str, dict[str, Tested]], dict[str, Tested]]:
+    """A predictor for each split, tested on what it was not trained on. Splits with too little data are left out.
+
+    By hardware row the tests of splits that part workloads, on the rows of that hardware; and the tests of splits that
+    leave hardware out, by name.
+    """
+    digests = np.asarray(data.hardware, object)
+    parts: dict[tuple[str, str], list[_Part]] = {}
+    left: dict[tuple[str, str], int] = {}
     for name, split in splits_of(data):
         if not len(split.test):
             continue
@@ -249,9 +287,15 @@ def evaluate_splits(
         except PredictorError:
             continue
         model = LearnedCostModel(trained.card, trained.files, hardware)
-        parts.setdefault(name, []).append((data, split.test, predict_rows(model, data, split.test)))
-        left[name] = left.get(name, 0) + split.left_out
-    return {name: tested(found, left[name]) for name, found in parts.items()}
+        apart = name.startswith(("hardware/", "machine/"))
+        for digest in [""] if apart else sorted(set(digests[split.test])):
+            rows, out = (r if apart else r[digests[r] == digest] for r in (split.test, split.left_out))
+            parts.setdefault((digest, name), []).append((data, rows, predict_rows(model, data, rows)))
+            left[digest, name] = left.get((digest, name), 0) + len(out)
+    found: dict[str, dict[str, Tested]] = {}
+    for (digest, name), tests in parts.items():
+        found.setdefault(digest, {})[name] = tested(tests, left[digest, name])
+    return found, found.pop("", {})
 
 
 def evaluate_unseen(model: LearnedCostModel, data: Dataset, unseen: Dataset) -> tuple[Tested | None, int]:

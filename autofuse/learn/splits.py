@@ -6,7 +6,7 @@ Rows of one workload never stand on both sides of a split.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ class Split:
     name: str
     train: Rows
     test: Rows
-    left_out: int = 0
+    left_out: Rows = field(default_factory=lambda: np.empty(0, np.intp))
 
 
 def grouped_folds(groups: Sequence[str], folds: int, seed: int = 0) -> NDArray[np.intp]:
@@ -56,7 +56,7 @@ def leave_one_network_out(groups: Sequence[str], models: Sequence[Sequence[str]]
     for network in sorted(set().union(*shared.values())):
         inside = np.array([network in shared[key] for key in groups], bool)
         alone = np.array([shared[key] == {network} for key in groups], bool)
-        yield Split(network, np.flatnonzero(~alone), np.flatnonzero(alone), int((inside & ~alone).sum()))
+        yield Split(network, np.flatnonzero(~alone), np.flatnonzero(alone), np.flatnonzero(inside & ~alone))
 
 
 def leave_one_family_out(
@@ -71,6 +71,8 @@ def leave_one_family_out(
 def leave_hardware_out(groups: Sequence[str], hardware: Sequence[str], folds: int, seed: int = 0) -> Iterator[Split]:
     """For each hardware and fold of the workloads: trained on other hardware and other workloads, tested on this one.
 
+    `hardware` says what each row is of: a pool of threads, or a machine with all its pools.
+
     `left_out` counts rows of this hardware that are trained on in no split of it, and of the fold elsewhere.
     """
     names = sorted(set(hardware))
@@ -83,7 +85,7 @@ def leave_hardware_out(groups: Sequence[str], hardware: Sequence[str], folds: in
             test = (here == name) & (fold == k)
             train = (here != name) & (fold != k)
             if test.any() and train.any():
-                yield Split(name, np.flatnonzero(train), np.flatnonzero(test), int((~test & ~train).sum()))
+                yield Split(name, np.flatnonzero(train), np.flatnonzero(test), np.flatnonzero(~test & ~train))
 
 
 def kinds_of_networks(

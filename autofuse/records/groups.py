@@ -6,6 +6,7 @@ The text holds the group alone, renumbered, as a graph of its own; names of tens
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from autofuse.graph.model import Access, Graph, Group, MappingType, Operator, Role, Tensor, Work
@@ -75,6 +76,24 @@ def group_from_text(text: str) -> Group:
     inputs = tuple(dict.fromkeys(t for op in operators for t in op.inputs if t not in made))
     graph = Graph("group", tensors, operators, inputs, outputs)
     return Group(graph, tuple(range(len(operators))), outputs)
+
+
+def for_lanes(group: Group, lanes: int) -> Group:
+    """The group as it is stored where vectors have so many float32 lanes.
+
+    One form stands for the records of several machines. What its layouts do not say is how wide the columns are in
+    which constants of matrix products are packed: two vectors (`lower/rules.py`).
+    """
+    graph, wanted = group.graph, 2 * lanes
+    tensors = list(graph.tensors)
+    for op in group.operators:
+        if op.kind == "matmul" and op.attrs.get("variant") == "packed":
+            weight, columns = tensors[op.inputs[1]], tensors[op.outputs[0]].shape[-1]
+            _, depth, width = weight.shape
+            if width != wanted:
+                tensors[weight.index] = replace(weight, shape=(-(-columns // wanted), depth, wanted))
+    changed = tuple(tensors)
+    return group if changed == graph.tensors else replace(group, graph=replace(graph, tensors=changed))
 
 
 def _operator(index: int, value: dict[str, Any]) -> Operator:

@@ -5,7 +5,7 @@ Plain values in (those of `Evaluation.summary` and of `autofuse tune --json`), t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from autofuse.report.results import number, table
@@ -28,28 +28,37 @@ def percent(value: float | None, digits: int = 1) -> str:
     return number(None if value is None else 100 * value, f"{{:.{digits}f}} %")
 
 
-def split_title(name: str) -> str:
-    """A split's name for people."""
+def hardware_names(summary: Plain) -> dict[str, str]:
+    """Digest → name of the hardware rows that the figures are of; empty where there is only one."""
+    return dict(summary.get("hardware", {}).get("names", {}))
+
+
+def split_title(name: str, names: Mapping[str, str] | None = None) -> str:
+    """A split's name for people; `names`: of hardware rows, by digest."""
     kind, _, what = name.partition("/")
+    what = (names or {}).get(what, what)
     titles = {
         "workload": "random, by workload",
         "network": f"without {what}",
         "family": f"without the {what} networks",
         "hardware": f"other hardware ({what})",
+        "machine": f"another machine ({what})",
         "unseen": "**unseen networks**",
     }
     return titles.get(kind, name)
 
 
-def errors_table(summary: Plain) -> str:
-    """Errors of every split, learned beside analytical; the noise floor last."""
+def errors_table(summary: Plain, only: Collection[str] | None = None, names: Mapping[str, str] | None = None) -> str:
+    """Errors of every split (of `only` these), learned beside analytical; the noise floor last."""
     rows = []
     for name, split in summary["splits"].items():
+        if only is not None and name not in only:
+            continue
         for model in MODELS:
             m = split[model]
             rows.append(
                 [
-                    split_title(name) if model == MODELS[0] else "",
+                    split_title(name, names) if model == MODELS[0] else "",
                     model.replace("_", ", "),
                     str(m["rows"]),
                     *(percent(m[key]) for key in ("mape", "within_5", "within_10", "within_20")),
@@ -69,7 +78,7 @@ def sureness_table(summary: Plain) -> str:
     """Coverage of the expected errors, and how often the predictor answered for itself."""
     rows = [
         [
-            split_title(name),
+            split_title(name, hardware_names(summary)),
             percent(split["coverage"]["one"]),
             percent(split["coverage"]["two"]),
             number(split["coverage"]["rank"], "{:.2f}"),
@@ -84,12 +93,18 @@ def sureness_table(summary: Plain) -> str:
 
 def hardware_note(summary: Plain) -> str:
     """What the figures of other hardware are worth where none of its rows was predicted; "" where some were."""
-    alone = [split_title(n) for n, s in summary["splits"].items() if n.startswith("hardware/") and not s["predicted"]]
+    names = hardware_names(summary)
+    alone = [
+        split_title(name, names)
+        for name, split in summary["splits"].items()
+        if name.startswith(("hardware/", "machine/")) and not split["predicted"]
+    ]
     if not alone:
         return ""
     return (
-        f"Of {' and '.join(alone)} nothing is predicted: a number of cores that was never seen lies outside the"
-        " training range. What stands there for learned is the analytical model for that hardware, scaled.\n"
+        f"Of {' and '.join(alone)} nothing is predicted: a number of cores, or a width of vectors, that was never seen"
+        " lies outside the training range. What stands there for learned is the analytical model for that hardware,"
+        " scaled.\n"
     )
 
 
@@ -178,11 +193,42 @@ def verdict(summary: Plain) -> str:
     return " ".join(parts)
 
 
+def others_part(summary: Plain) -> list[str]:
+    """The figures of each other hardware row that the stores hold: held-out workloads, unseen networks, their plans."""
+    names = hardware_names(summary)
+    parts = []
+    for digest, other in summary.get("other_hardware", {}).items():
+        if not {"workload", "unseen"} & set(other["splits"]):
+            continue
+        parts += [f"**{names.get(digest, digest)}**\n", errors_table(other, ("workload", "unseen"), names)]
+        parts += [plans_table(other)] if other["splits"].get("unseen", {}).get("networks") else []
+    if not parts:
+        return []
+    return [
+        "## Other hardware in the stores\n",
+        "The same of records of other hardware rows, which the predictor learned from too: on workloads that were not"
+        " trained on. Networks are planned for that hardware and not run.\n",
+        *parts,
+    ]
+
+
+def headline_note(summary: Plain) -> str:
+    """Whose figures the page has, "" where there is one hardware row."""
+    name = hardware_names(summary).get(summary.get("hardware", {}).get("digest", ""))
+    if name is None:
+        return ""
+    return (
+        f"Figures are of records of {name}; what is trained on includes those of other hardware. The rows of other"
+        " hardware and other machines say what becomes of hardware that was left out of training.\n"
+    )
+
+
 def evaluation_page(summary: Plain, title: str = "# Evaluation\n") -> str:
     """The whole evaluation."""
     return "\n".join(
         [
             title,
+            *filter(None, [headline_note(summary)]),
             goals_table(summary),
             verdict(summary) + "\n",
             "## Errors\n",
@@ -190,7 +236,7 @@ def evaluation_page(summary: Plain, title: str = "# Evaluation\n") -> str:
             " taken out. tau: Kendall's, of configurations of one workload (within) and of all rows (across). top-k:"
             " how often the fastest measured configuration is among the k predicted to be the fastest. Slower than"
             " best: how much slower than the fastest measured configuration the one is that would be chosen.\n",
-            errors_table(summary),
+            errors_table(summary, names=hardware_names(summary)),
             *filter(None, [hardware_note(summary)]),
             "## How sure it is\n",
             sureness_table(summary),
@@ -200,6 +246,7 @@ def evaluation_page(summary: Plain, title: str = "# Evaluation\n") -> str:
             " what the analytical model says. `learned`: the predictor alone; `learned and records`: records of the"
             " networks trained on come first; `records`: those, and the analytical model where there are none.\n",
             plans_table(summary),
+            *others_part(summary),
         ]
     )
 
