@@ -1,6 +1,6 @@
 """Times the cases of public bug reports about fusion at full size, and writes docs/cases.md.
 
-Usage: python scripts/bench_cases.py [--cases a,b] [--rounds N] [--budget S] [--page-only]
+Usage: python scripts/bench_cases.py [--cases a,b] [--rounds N] [--budget S] [--page-only] [--folder NAME]
 
 Each case leaves its raw results in docs/results/case-NAME.json; those that are there are skipped unless named with
 --cases. The models are those of the tests (tests/fusion_cases.py).
@@ -18,8 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
-RAW = ROOT / "docs" / "results"
-PAGE = ROOT / "docs" / "cases.md"
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 ENGINES = ("dp", "greedy", "none", "onnxruntime")
 COMPILE_LIMIT = 30.0
 FLOP_LIMIT = 3.0
@@ -199,15 +198,21 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=30.0, help="seconds for the rounds of one case")
     parser.add_argument("--again", action="store_true", help="measure everything, whatever is there")
     parser.add_argument("--page-only", action="store_true", help="write the page from the results that are there")
+    parser.add_argument("--folder", default="", help="the folder of docs/results/ of another machine, and its page")
     options = parser.parse_args()
+    from raw_results import Place, one_machine, refuse_others
+
     from autofuse.report.results import write_json, write_text
 
     every = jobs()
     chosen = set(options.cases.split(",")) if options.cases else {job.name for job in every}
     if unknown := sorted(chosen - {job.name for job in every}):
         parser.error(f"no case {unknown[0]!r}: there are {', '.join(job.name for job in every)}")
-    path: Callable[[Job], Path] = lambda job: RAW / f"case-{job.name}.json"  # noqa: E731
+    place = Place(options.folder)
+    path: Callable[[Job], Path] = lambda job: place.raw / f"case-{job.name}.json"  # noqa: E731
     failed = False
+    if not options.page_only:
+        refuse_others(map(path, every))
     for job in [] if options.page_only else every:
         if job.name in chosen and (options.cases or options.again or not path(job).exists()):
             print(job.name, file=sys.stderr, flush=True)
@@ -216,8 +221,10 @@ def main() -> int:
             except Exception as error:
                 print(f"{job.name}: {type(error).__name__}: {error}", file=sys.stderr)
                 failed = True
-    write_text(PAGE, page([json.loads(path(job).read_text(encoding="utf-8")) for job in every if path(job).exists()]))
-    print(f"wrote {PAGE}")
+    raws = [json.loads(path(job).read_text(encoding="utf-8")) for job in every if path(job).exists()]
+    one_machine(raws)
+    write_text(place.page("cases"), page(raws))
+    print(f"wrote {place.page('cases')}")
     return int(failed)
 
 

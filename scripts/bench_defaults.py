@@ -1,7 +1,7 @@
 """How far the configuration that the compiler takes is from the best of its space, on the zoo's dearest kernels.
 
 Usage: python scripts/bench_defaults.py [--networks a,b] [--families a,b] [--each K] [--budget S] [--limit S] [--again]
-[--page-only]
+[--page-only] [--folder NAME]
 
 For every network the `--each` dearest groups of its plan in each family: all configurations that the families offer for
 such a group are built, then timed in turns in one process. Raw results go to docs/results/defaults.json after every
@@ -25,8 +25,11 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
-RAW = ROOT / "docs" / "results" / "defaults.json"
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from raw_results import Place, one_machine
+
+#: Raw results, in the folder of their machine.
+FILE = "defaults.json"
 #: How much slower than the best one the default may be.
 ALLOWED = 1.15
 Raw = Mapping[str, Any]
@@ -228,9 +231,10 @@ def section(raws: Sequence[Raw]) -> str:
     return text
 
 
-def results() -> dict[str, Any]:
-    """What was measured so far, by network, family and workload."""
-    found: dict[str, Any] = json.loads(RAW.read_text(encoding="utf-8")) if RAW.exists() else {}
+def results(place: Place) -> dict[str, Any]:
+    """What was measured so far on a machine, by family and workload."""
+    raw = place.raw / FILE
+    found: dict[str, Any] = json.loads(raw.read_text(encoding="utf-8")) if raw.exists() else {}
     return found
 
 
@@ -245,6 +249,14 @@ def due(target: Target, found: Mapping[str, Any], again: bool) -> bool:
     return again or known is None or known["chosen"] != target.chosen or known["listed"] != target.names
 
 
+def refuse_rows_of_others(found: Mapping[str, Any]) -> None:
+    """SystemExit if kernels in the file were measured on another machine."""
+    from autofuse.report.results import machine
+
+    if found:
+        one_machine([*found.values(), {"machine": machine()}])
+
+
 def main() -> int:
     """Measures what is missing, then writes the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -257,24 +269,27 @@ def main() -> int:
     parser.add_argument("--limit", type=float, help="begin no kernel after so many seconds")
     parser.add_argument("--again", action="store_true", help="measure everything, whatever is there")
     parser.add_argument("--page-only", action="store_true", help="write the page from the results that are there")
+    parser.add_argument("--folder", default="", help="the folder of docs/results/ of another machine, and its page")
     options = parser.parse_args()
+    place = Place(options.folder)
     failed = False
     if not options.page_only:
-        failed = run(options)
+        failed = run(options, place)
     from kernels_page import write_page
 
-    print(f"wrote {write_page()}")
+    print(f"wrote {write_page(place)}")
     return int(failed)
 
 
-def run(options: argparse.Namespace) -> bool:
-    """Measure; whether a kernel failed."""
+def run(options: argparse.Namespace, place: Place) -> bool:
+    """Measure into a machine's folder; whether a kernel failed."""
     from rich.progress import track
 
     from autofuse.frontend.zoo import names
     from autofuse.measure import PoolBuilder
     from autofuse.report.results import write_json
 
+    refuse_rows_of_others(results(place))
     begin = time.monotonic()
     wanted = set(options.families.split(",")) if options.families else set()
     networks = options.networks.split(",") if options.networks else names()
@@ -285,7 +300,7 @@ def run(options: argparse.Namespace) -> bool:
             known = chosen.get(place(target))
             if known is None or known.share < target.share:
                 chosen[place(target)] = target
-    found = results()
+    found = results(place)
     todo = sorted((t for t in chosen.values() if due(t, found, options.again)), key=lambda t: -t.share)
     failed = False
     with PoolBuilder(2) as builder:
@@ -298,7 +313,7 @@ def run(options: argparse.Namespace) -> bool:
                 print(f"{target.network} {target.label}: {type(error).__name__}: {error}", file=sys.stderr)
                 failed = True
             else:
-                write_json(RAW, found)
+                write_json(place.raw / FILE, found)
     return failed
 
 

@@ -1,7 +1,7 @@
 """Times every distinct operator of the zoo's networks against ONNX Runtime and PyTorch, and writes docs/kernels.md.
 
 Usage: python scripts/bench_kernels.py [--kinds a,b] [--names TEXT] [--large] [--budget S] [--limit S] [--again]
-[--page-only]
+[--page-only] [--folder NAME]
 
 An operator is a model of its own (`kernel_models.py`). autofuse, ONNX Runtime and PyTorch's operators take turns round
 by round, each in a process of its own that stays for the whole run. Results go to docs/results/kernels.json after every
@@ -24,7 +24,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernel_models import CALL, FOLLOWED, KernelModel, alone
-from kernels_page import RAW, is_large, write_page
+from kernels_page import FILE, is_large, write_page
+from raw_results import Place, refuse_others
 
 if TYPE_CHECKING:
     from autofuse.bench.child import Child
@@ -216,26 +217,29 @@ def main() -> int:
     parser.add_argument("--limit", type=float, help="begin no operator after so many seconds")
     parser.add_argument("--again", action="store_true", help="measure everything, whatever is there")
     parser.add_argument("--page-only", action="store_true", help="write the page from the results that are there")
+    parser.add_argument("--folder", default="", help="the folder of docs/results/ of another machine, and its page")
     options = parser.parse_args()
-    failed = False if options.page_only else run(options, parser)
-    print(f"wrote {write_page()}")
+    place = Place(options.folder)
+    failed = False if options.page_only else run(options, parser, place.raw / FILE)
+    print(f"wrote {write_page(place)}")
     return int(failed)
 
 
-def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> bool:
-    """Measure; whether an operator failed."""
+def run(options: argparse.Namespace, parser: argparse.ArgumentParser, raw: Path) -> bool:
+    """Measure into the file `raw`; whether an operator failed."""
     from rich.progress import track
 
     from autofuse.bench.runner import default_threads
     from autofuse.report.results import machine, write_json
 
+    refuse_others([raw])
     begin = time.monotonic()
     rows = [CALL, *alone(), *FOLLOWED]
     known = dict.fromkeys(r.kind for r in rows)
     if options.kinds and (unknown := sorted(set(options.kinds.split(",")) - set(known))):
         parser.error(f"no kind {unknown[0]!r}: there are {', '.join(known)}")
     threads = options.threads or default_threads()
-    stored: dict[str, Any] = json.loads(RAW.read_text(encoding="utf-8")) if RAW.exists() else {}
+    stored: dict[str, Any] = json.loads(raw.read_text(encoding="utf-8")) if raw.exists() else {}
     found = stored.get("rows", {}) if stored.get("threads") == threads else {}
     failed = False
     with contest(threads) as among:
@@ -248,7 +252,7 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> bool:
                 print(f"{row.name}: {type(error).__name__}: {error}", file=sys.stderr)
                 failed = True
             else:
-                write_json(RAW, {"threads": threads, "machine": machine(), "listed": len(rows), "rows": found})
+                write_json(raw, {"threads": threads, "machine": machine(), "listed": len(rows), "rows": found})
     return failed
 
 

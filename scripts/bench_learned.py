@@ -19,6 +19,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 RECORDS, PREDICTOR = ROOT / "data" / "records.db", ROOT / "models" / "cpu"
 RAW = ROOT / "docs" / "results" / "learned"
 SCHEMA = 1
@@ -57,6 +58,8 @@ def measure(network: str, budget: float) -> dict[str, Any]:
 
 def main() -> int:
     """Measure what is missing or named."""
+    from raw_results import refuse_others
+
     from autofuse.frontend.zoo import names
     from autofuse.report.results import write_json
 
@@ -65,6 +68,7 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=40.0, help="seconds of rounds a network (%(default)s)")
     parser.add_argument("--again", action="store_true", help="measure everything, whatever is there")
     options = parser.parse_args()
+    refuse_others([*RAW.glob("*.json"), *RAW.parent.glob("*-b*.json")])
     for network in options.networks or names():
         if (RAW / f"{network}.json").exists() and not (options.networks or options.again):
             continue

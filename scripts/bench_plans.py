@@ -1,12 +1,12 @@
 """How well the sum of a plan's kernels tells the plan's latency: writes docs/plans.md, a row for each network.
 
-Usage: python scripts/bench_plans.py [NETWORK...] [--prepare] [--again] [--page-only]
+Usage: python scripts/bench_plans.py [NETWORK...] [--prepare] [--again] [--page-only] [--folder NAME]
 
 A network's plan (dp, analytical costs) is compiled; each of its kernels is timed by itself as `autofuse collect` times
 it, and the whole plan in a process of its own in between. Raw results go to
-docs/results/plans/NETWORK.json; those that are there are skipped unless named. Compiling can be done beforehand
-(`--prepare`, into --folder), so that nothing else runs while something is timed. Exit code 1 if what is left over is
-more than 5 % of a network.
+docs/results/plans/NETWORK.json; those that are there are skipped unless named. They are of the machine measured last;
+--folder is about another one's (scripts/raw_results.py). Compiling can be done beforehand (`--prepare`, into --build),
+so that nothing else runs while something is timed. Exit code 1 if what is left over is more than 5 % of a network.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from autofuse.target import Hardware
 
 ROOT = Path(__file__).resolve().parent.parent
-RAW = ROOT / "docs" / "results" / "plans"
-PAGE = ROOT / "docs" / "plans.md"
-SCHEMA = 2
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+SCHEMA = 3
 #: Runs of the whole plan each time, and kernels between two times.
 RUNS, EVERY = 12, 12
 TOLERANCE = 0.05
@@ -123,6 +122,8 @@ def measure(folder: Path) -> dict[str, Any]:
     from autofuse.records import MemoryStore, Record, RecordedHardware, Workload
     from autofuse.records.record import NETWORK_REFERENCE, quiet, ratio_of
     from autofuse.report.results import machine
+    from autofuse.target.hardware_file import load_hardware
+    from autofuse.target.registry import resolve
 
     prepared = json.loads((folder / "prepared.json").read_text(encoding="utf-8"))
     threads, kernels = prepared["threads"], prepared["kernels"]
@@ -196,6 +197,7 @@ def measure(folder: Path) -> dict[str, Any]:
         "schema": SCHEMA,
         **{name: prepared[name] for name in ("network", "threads", "cold")},
         "machine": machine(),
+        "term": term_of(found, prepared["cold"], load_hardware(resolve("llvm", threads))),
         "latency": ratio_of(latencies, beside) * store.baseline("here")[NETWORK_REFERENCE],
         "quiet": quiet(latencies),
         "median": float(np.median(latencies)),
@@ -218,27 +220,35 @@ def _inside(
     return found
 
 
-def row(raw: Mapping[str, Any], hardware: Hardware) -> dict[str, float]:
+def term_of(kernels: Sequence[Mapping[str, Any]], cold: bool, hardware: Hardware) -> dict[str, float]:
+    """What a plan of these kernels adds to them on this hardware, seconds: calls, and operands from L3 again.
+
+    Kept with the results: the calibration of the machine that they are of is not at hand where the page is written.
+    """
+    from autofuse.cost.plan_term import PlanKernel, plan_term
+
+    launches = []
+    for k in kernels:
+        operands = k["read"] + k["written"] + (0 if cold else k["weights"])
+        launches += [PlanKernel(operands, bool(k["parallel"]))] * k["calls"]
+    term = plan_term(launches, hardware)
+    return {"calls": term.calls, "refill": term.refill}
+
+
+def row(raw: Mapping[str, Any]) -> dict[str, float]:
     """A network's figures, seconds: kernels as they count, terms, prediction, measured latency; left over is a share.
 
     inside: the kernels' times within the plan, which an observer of the virtual machine sees.
     """
-    from autofuse.cost.plan_term import PlanKernel, plan_term
-
-    kernels, launches = 0.0, []
-    inside = 0.0
-    for k in raw["kernels"]:
-        kernels += k["calls"] * k["cold" if raw["cold"] else "hot"]
-        inside += sum(k["inside"])
-        operands = k["read"] + k["written"] + (0 if raw["cold"] else k["weights"])
-        launches += [PlanKernel(operands, bool(k["parallel"]))] * k["calls"]
-    term = plan_term(launches, hardware)
-    predicted = kernels + term.seconds
+    kernels = sum(k["calls"] * k["cold" if raw["cold"] else "hot"] for k in raw["kernels"])
+    inside = sum(sum(k["inside"]) for k in raw["kernels"])
+    term = raw["term"]
+    predicted = kernels + term["calls"] + term["refill"]
     return {
-        "launches": len(launches),
+        "launches": sum(k["calls"] for k in raw["kernels"]),
         "kernels": kernels,
-        "calls": term.calls,
-        "refill": term.refill,
+        "calls": term["calls"],
+        "refill": term["refill"],
         "predicted": predicted,
         "measured": raw["latency"],
         "quiet": raw["quiet"],
@@ -248,11 +258,11 @@ def row(raw: Mapping[str, Any], hardware: Hardware) -> dict[str, float]:
     }
 
 
-def faults(raws: Sequence[Mapping[str, Any]], hardware: Hardware) -> list[str]:
+def faults(raws: Sequence[Mapping[str, Any]]) -> list[str]:
     """A sentence on each network whose prediction is further off than is wanted: where the difference arises."""
     found = []
     for raw in raws:
-        of = row(raw, hardware)
+        of = row(raw)
         if abs(of["left"]) <= TOLERANCE:
             continue
         said = f"{raw['network']}: {100 * of['left']:+.1f} %, {1e3 * (of['measured'] - of['predicted']):+.3f} ms"
@@ -267,13 +277,13 @@ def faults(raws: Sequence[Mapping[str, Any]], hardware: Hardware) -> list[str]:
     return found
 
 
-def page(raws: Sequence[Mapping[str, Any]], hardware: Hardware) -> str:
-    """docs/plans.md."""
+def page(raws: Sequence[Mapping[str, Any]], folder: str = "docs/results", elsewhere: str = "") -> str:
+    """The page, of one machine. folder: where the results are. elsewhere: a line on pages of other machines."""
     from autofuse.report.results import machine_text, number, table
 
     rows, left = [], []
     for raw in raws:
-        found = row(raw, hardware)
+        found = row(raw)
         left.append(abs(found["left"]))
         times = [
             number(1e3 * found[name], "{:.3f}")
@@ -284,11 +294,12 @@ def page(raws: Sequence[Mapping[str, Any]], hardware: Hardware) -> str:
         rows.append([raw["network"], weights, str(int(found["launches"])), *times, share])
     headings = ["network", "weights", "launches", "kernels, ms", "calls, ms", "from L3 again, ms", "predicted, ms"]
     headings += ["measured, ms", "least tenth", "median", "kernels inside, ms", "left over"]
-    within, over = sum(share <= TOLERANCE for share in left), faults(raws, hardware)
+    within, over = sum(share <= TOLERANCE for share in left), faults(raws)
     return "\n".join(
         [
             "# A plan and the sum of its kernels\n",
-            "Written by `scripts/bench_plans.py` from docs/results/plans/*.json; not to be edited.\n",
+            f"Written by `scripts/bench_plans.py` from {folder}/plans/*.json; not to be edited.\n",
+            *([f"{elsewhere}\n"] if elsewhere else []),
             machine_text(raws[0]["machine"]) + "\n" if raws else "",
             "Each kernel of a network's plan was timed by itself as `autofuse collect` times it, with hot weights, or"
             " with cold ones where the network's weights exceed half of the last cache; the plan was run in between."
@@ -306,15 +317,16 @@ def page(raws: Sequence[Mapping[str, Any]], hardware: Hardware) -> str:
 
 def main() -> int:
     """Prepare and measure what is missing or named, then write the page."""
+    from raw_results import Place, one_machine, refuse_others
+
     from autofuse.frontend.zoo import names
     from autofuse.report.results import write_json, write_text
-    from autofuse.target.hardware_file import load_hardware
     from autofuse.target.host import processors
-    from autofuse.target.registry import resolve
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("networks", nargs="*", help="by default those of the zoo without results")
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "plans", help="for what is compiled")
+    parser.add_argument("--build", type=Path, default=ROOT / "build" / "plans", help="for what is compiled")
+    parser.add_argument("--folder", default="", help="the folder of docs/results/ of another machine, and its page")
     parser.add_argument("--prepare", action="store_true", help="compile alone, for a later run that measures")
     parser.add_argument("--again", action="store_true", help="measure everything, whatever is there")
     parser.add_argument("--page-only", action="store_true", help="write the page from the results that are there")
@@ -322,24 +334,28 @@ def main() -> int:
     unknown = sorted(set(options.networks) - set(names()))
     if unknown:
         parser.error(f"no network {unknown[0]!r}: the zoo has {', '.join(names())}")
+    place = Place(options.folder)
+    raw = place.raw / "plans"
+    if not options.page_only:
+        refuse_others(raw.glob("*.json"))
     for network in [] if options.page_only else options.networks or names():
-        if (RAW / f"{network}.json").exists() and not (options.networks or options.again):
+        if (raw / f"{network}.json").exists() and not (options.networks or options.again):
             continue
         begin = time.monotonic()
         print(f"{time.strftime('%H:%M:%S')} {network}", file=sys.stderr, flush=True)
-        folder = options.folder / network
+        folder = options.build / network
         if options.prepare or not (folder / "prepared.json").exists():
             prepare(network, folder, processors())
         if not options.prepare:
-            write_json(RAW / f"{network}.json", measure(folder))
+            write_json(raw / f"{network}.json", measure(folder))
         print(f"  took {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
     if not options.prepare:
-        found = [RAW / f"{name}.json" for name in names()]
+        found = [raw / f"{name}.json" for name in names()]
         raws = [json.loads(path.read_text(encoding="utf-8")) for path in found if path.exists()]
-        hardware = load_hardware(resolve("llvm", None))
-        write_text(PAGE, page(raws, hardware))
-        print(f"wrote {PAGE}")
-        over = faults(raws, hardware)
+        one_machine(raws)
+        write_text(place.page("plans"), page(raws, place.said, place.elsewhere("plans/*.json", "plans")))
+        print(f"wrote {place.page('plans')}")
+        over = faults(raws)
         for line in over:
             print(line, file=sys.stderr)
         return int(bool(over))

@@ -1,9 +1,11 @@
 """Measures the zoo's networks and writes docs/results.md: fusion, latency, compile time and errors, side by side.
 
 Usage: python scripts/bench_zoo.py [--networks a,b] [--batches 1,large] [--engines ...] [--duel-only] [--page-only]
+                                    [--folder NAME]
 
 Each network and batch leaves its raw results in docs/results/NAME-bN.json; those that are there are skipped unless
-named with --networks. The page is written from all of them, so that one network can be measured again.
+named with --networks. The page is written from all of them, so that one network can be measured again. They are of
+the machine measured last; --folder is about another one's (scripts/raw_results.py).
 """
 
 from __future__ import annotations
@@ -17,12 +19,14 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-ROOT = Path(__file__).resolve().parent.parent
+if TYPE_CHECKING:
+    from raw_results import Place
+
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-RAW = ROOT / "docs" / "results"
-PAGE = ROOT / "docs" / "results.md"
+#: Raw results, in the folder of their machine.
+FILES = "*-b*.json"
 STRATEGIES = ("dp", "greedy", "interval", "none")
 PEERS = ("tvm-greedy", "onnxruntime", "openvino", "torch-compile")
 LARGE = ("vgg16", "mobilenet_v1", "mobilenet_v2", "efficientnet_b0", "yolov4", "yolov4_tiny")
@@ -140,7 +144,7 @@ def measure(network: str, batch: int, options: argparse.Namespace) -> dict[str, 
                 executables[strategy] = folder / f"{strategy}.so"
         engines = list(executables)
         for engine in (e for e in wanted if e not in STRATEGIES):
-            reason = _too_slow(network, batch, engine, options.engine_budget)
+            reason = _too_slow(options.raw, network, batch, engine, options.engine_budget)
             if engine == "torch-compile" and not has_package("torch"):
                 reason = "torch is not installed"
             if reason:
@@ -230,9 +234,9 @@ def duel_again(path: Path, network: str, batch: int, options: argparse.Namespace
         return {**raw, "duel": duel(network, batch, options, executables)}
 
 
-def _too_slow(network: str, batch: int, engine: str, budget: float) -> str:
+def _too_slow(raw: Path, network: str, batch: int, engine: str, budget: float) -> str:
     """Why an engine is left out of a larger batch: two calls would take longer than `budget` seconds, by batch 1."""
-    path = RAW / f"{network}-b1.json"
+    path = raw / f"{network}-b1.json"
     if batch == 1 or not path.exists():
         return ""
     rows = json.loads(path.read_text(encoding="utf-8"))["bench"]["results"]
@@ -260,29 +264,34 @@ def main() -> int:
     parser.add_argument("--duel-only", action="store_true", help="repeat them alone, for the results that are there")
     parser.add_argument("--again", action="store_true", help="measure everything, whatever is there")
     parser.add_argument("--page-only", action="store_true", help="write the page from the results that are there")
+    parser.add_argument("--folder", default="", help="the folder of docs/results/ of another machine, and its page")
     parser.add_argument("--compile", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.compile:
         print(json.dumps(compile_one(json.loads(options.compile))))
         return 0
-    from zoo_page import page
+    from raw_results import Place, refuse_others
 
     from autofuse.frontend.zoo import names
     from autofuse.report.results import write_json, write_text
     from autofuse.target.host import processors
 
+    place = Place(options.folder)
+    options.raw = place.raw
     options.threads = options.threads or processors()
     unknown = sorted(set((options.networks or "").split(",")) - {"", *names()})
     if unknown:
         parser.error(f"no network {unknown[0]!r}: the zoo has {', '.join(names())}")
     chosen: Sequence[str] = options.networks.split(",") if options.networks else names()
     failed = False
+    if not options.page_only:
+        refuse_others([*place.raw.glob(FILES), *place.raw.glob("learned/*.json")])
     for network in [] if options.page_only else chosen:
         for text in options.batches.split(","):
             if text == "large" and network not in LARGE:
                 continue
             batch = large_batch(network, options.threads) if text == "large" else int(text)
-            path = RAW / f"{network}-b{batch}.json"
+            path = place.raw / f"{network}-b{batch}.json"
             if options.duel_only and not path.exists():
                 continue
             if path.exists() and not (options.networks or options.again or options.duel_only):
@@ -295,22 +304,32 @@ def main() -> int:
                 print(f"{network}, batch {batch}: {type(error).__name__}: {error}", file=sys.stderr)
                 failed = True
                 continue
-            write_text(PAGE, page(_raw(names()), _learned(names())))
-    write_text(PAGE, page(_raw(names()), _learned(names())))
-    print(f"wrote {PAGE}")
+            write_text(place.page("results"), written(place, names()))
+    write_text(place.page("results"), written(place, names()))
+    print(f"wrote {place.page('results')}")
     return int(failed)
 
 
-def _raw(order: Sequence[str]) -> list[dict[str, Any]]:
+def written(place: Place, order: Sequence[str]) -> str:
+    """The page of a machine's results."""
+    from raw_results import one_machine
+    from zoo_page import page
+
+    raws, learned = _raw(place.raw, order), _learned(place.raw, order)
+    one_machine([*raws, *learned])
+    return page(raws, learned, place.said, place.elsewhere(FILES, "results"))
+
+
+def _raw(folder: Path, order: Sequence[str]) -> list[dict[str, Any]]:
     """All results that are there, in the zoo's order, by batch."""
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in RAW.glob("*-b*.json")]
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob(FILES)]
     known = [raw for raw in found if raw.get("schema") == SCHEMA and raw["network"] in order]
     return sorted(known, key=lambda raw: (order.index(raw["network"]), raw["batch"]))
 
 
-def _learned(order: Sequence[str]) -> list[dict[str, Any]]:
+def _learned(folder: Path, order: Sequence[str]) -> list[dict[str, Any]]:
     """The results of scripts/bench_learned.py that are there, in the zoo's order."""
-    found = [RAW / "learned" / f"{name}.json" for name in order]
+    found = [folder / "learned" / f"{name}.json" for name in order]
     return [json.loads(path.read_text(encoding="utf-8")) for path in found if path.exists()]
 
 

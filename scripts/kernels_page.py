@@ -11,8 +11,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-RAW = ROOT / "docs" / "results" / "kernels.json"
-PAGE = ROOT / "docs" / "kernels.md"
+from raw_results import Place, one_machine  # noqa: E402
+
+#: Raw results of scripts/bench_kernels.py, in the folder of their machine.
+FILE = "kernels.json"
 NOTES = ROOT / "docs" / "kernels-notes.md"
 OURS, PEERS = "autofuse", ("onnxruntime", "torch")
 #: Operations of an operator from which on its share of sgemm's rate is a goal of its own: 85 %.
@@ -21,16 +23,19 @@ GOAL = 0.85
 Raw = Mapping[str, Any]
 
 
-def write_page() -> Path:
-    """Write the page from all results that are there; its path."""
+def write_page(place: Place) -> Path:
+    """Write the page from all results that are there of a machine; its path."""
     import bench_defaults
 
     from autofuse.report.results import write_text
 
-    stored: dict[str, Any] = json.loads(RAW.read_text(encoding="utf-8")) if RAW.exists() else {}
+    raw = place.raw / FILE
+    stored: dict[str, Any] = json.loads(raw.read_text(encoding="utf-8")) if raw.exists() else {}
+    defaults = list(bench_defaults.results(place).values())
+    one_machine([*([stored] if stored else []), *defaults])
     notes = NOTES.read_text(encoding="utf-8").rstrip("\n") if NOTES.exists() else ""
-    write_text(PAGE, page(stored, bench_defaults.section(list(bench_defaults.results().values())), notes))
-    return PAGE
+    write_text(place.page("kernels"), page(stored, bench_defaults.section(defaults), notes))
+    return place.page("kernels")
 
 
 def page(stored: Raw, defaults: str = "", notes: str = "") -> str:

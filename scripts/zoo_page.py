@@ -55,16 +55,18 @@ def _asleep(raws: Sequence[Raw]) -> str:
     )
 
 
-def page(raws: Sequence[Raw], learned: Sequence[Raw] = ()) -> str:
-    """The whole page."""
+def page(raws: Sequence[Raw], learned: Sequence[Raw] = (), folder: str = "docs/results", elsewhere: str = "") -> str:
+    """The whole page, of one machine. folder: where the results are. elsewhere: a line on pages of other machines."""
     if not raws:
-        return "# Results\n\nNothing was measured yet: run `python scripts/bench_zoo.py`.\n"
+        parts = ["# Results", "Nothing was measured yet: run `python scripts/bench_zoo.py`.", elsewhere]
+        return "\n\n".join(filter(None, parts)) + "\n"
     single = [raw for raw in raws if raw["batch"] == 1]
     large = [raw for raw in raws if raw["batch"] > 1]
     threads = sorted({raw["threads"] for raw in raws})
     parts = [
         "# Results",
-        "Written by `scripts/bench_zoo.py` from docs/results/*.json; not to be edited.",
+        f"Written by `scripts/bench_zoo.py` from {folder}/*.json; not to be edited.",
+        *filter(None, [elsewhere]),
         "## Machine and method",
         machines(raws),
         f"Every engine ran with {' or '.join(map(str, threads))} threads in a process of its own, on the same inputs;"

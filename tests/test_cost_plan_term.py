@@ -15,6 +15,7 @@ from test_cost_analytical import FULL, FakeConfiguration, FakeFamily
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 import bench_plans
+import raw_results
 
 from autofuse.cost.model import Candidate
 from autofuse.cost.plan_term import PlanKernel, plan_kernel, plan_term
@@ -71,33 +72,33 @@ def raw(network: str, cold: bool) -> dict[str, Any]:
     return {
         "network": network, "cold": cold, "latency": 2.1e-4 if not cold else 9e-4, "quiet": 2e-4, "median": 1e-3,
         "kernels": [{**kernel, "calls": 2, "inside": [1.05e-4, 1.05e-4]}],
+        "term": bench_plans.term_of([{**kernel, "calls": 2}], cold, MACHINE), "machine": MACHINE_ROW,
     }  # fmt: skip
 
 
 def test_the_page_says_what_is_left_over() -> None:
-    hot, cold = (bench_plans.row(raw("a", c), MACHINE) for c in (False, True))
+    hot, cold = (bench_plans.row(raw("a", c)) for c in (False, True))
     assert hot["kernels"] == pytest.approx(2e-4) and cold["kernels"] == pytest.approx(6e-4)
     assert hot["refill"] == pytest.approx(2.5e-6) and cold["refill"] == pytest.approx(1.25e-6)
     assert hot["predicted"] == pytest.approx(2e-4 + 1e-6 + 2.5e-6) and hot["inside"] == pytest.approx(2.1e-4)
     assert hot["left"] == pytest.approx(2.1e-4 / 2.035e-4 - 1)
-    text = bench_plans.page([{**raw("hot_one", False), "machine": MACHINE_ROW}, raw("cold_one", True)], MACHINE)
+    text = bench_plans.page([raw("hot_one", False), raw("cold_one", True)])
     assert "| hot_one | hot | 2 | 0.200 |" in text and "| +3.2 % |" in text
     assert "| cold_one | cold | 2 | 0.600 |" in text and "Within 5 %: 1 of 2." in text
     assert "of the others:\n\n- cold_one: +49.4 %, +0.298 ms: -0.391 ms in its kernels, which" in text
-    assert bench_plans.page([], MACHINE)
+    assert bench_plans.page([])
 
 
 def test_a_network_that_is_further_off_than_is_wanted_fails_the_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And is told with where the difference arises."""
-    monkeypatch.setattr(bench_plans, "RAW", tmp_path)
-    monkeypatch.setattr(bench_plans, "PAGE", tmp_path / "plans.md")
-    monkeypatch.setattr("autofuse.target.hardware_file.load_hardware", lambda target: MACHINE)
+    monkeypatch.setattr(raw_results, "DOCS", tmp_path)
+    (tmp_path / "results" / "plans").mkdir(parents=True)
     monkeypatch.setattr(sys, "argv", ["bench_plans.py", "--page-only"])
     for latency, code in ((2.1e-4, 0), (2.3e-4, 1)):
-        content = {**raw("vgg16", False), "latency": latency, "machine": MACHINE_ROW}
-        (tmp_path / "vgg16.json").write_text(json.dumps(content))
+        content = {**raw("vgg16", False), "latency": latency}
+        (tmp_path / "results" / "plans" / "vgg16.json").write_text(json.dumps(content))
         assert bench_plans.main() == code
         said = capsys.readouterr().err
         told = re.search(r"vgg16: \+13.0 %, \+0.02\d ms: \+0.00\d ms in its kernels, which take 0.210 ms", said)
