@@ -3,7 +3,8 @@
 Usage: python scripts/ratio_forms.py [STORE...]
 
 Prints, as a table, the median and the 95th percentile of the differences within all pairs that `autofuse records noise`
-counts. Default: the stores of data/. Nothing is measured, and the stores are not changed.
+counts, a column for each hardware that a store has such pairs of. Default: the stores of data/. Nothing is measured,
+and the stores are not changed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import NamedTuple
 
 from autofuse.errors import AutofuseError
 from autofuse.records import Identity, Record, open_store
+from autofuse.records.machines import row_names
 from autofuse.records.noise import difference, pairs, quantiles
 from autofuse.records.record import calmer_pairs, quiet, ratio_of
 from autofuse.report.results import table
@@ -62,7 +64,7 @@ def differences(repeated: Iterable[tuple[Record, Record]]) -> Found:
 
 
 def page(stores: Mapping[str, Found]) -> str:
-    """A Markdown table: a row a form, a column a store."""
+    """A Markdown table: a row a form, a column for what is found in each place."""
 
     def cell(values: Sequence[float]) -> str:
         both = quantiles(values)
@@ -81,7 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for path in parser.parse_args(arguments).stores:
         try:
             with open_store(path, readonly=True) as store:
-                found[path.name] = differences(pairs(store))
+                for digest, name in row_names(store.hardware()).items():
+                    if (one := differences(pairs(store, digest))).kernels:
+                        found[f"{path.name}, {name}"] = one
         except AutofuseError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2

@@ -22,7 +22,7 @@ def sampled(second: int, times: tuple[float, ...], beside: tuple[float, ...], **
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Two kernels measured twice, one once, one that failed once, one without a reference."""
+    """Two kernels measured twice, one once, one that failed once, one without a reference; one on other hardware."""
     found = tmp_path / "some.db"
     with SqliteStore(found) as store:
         for r in (
@@ -35,6 +35,8 @@ def path(tmp_path: Path) -> Path:
             failure(6, config="a=4"),
             record(7, config="a=5", reference_samples={}),
             record(8, 2e-3, config="a=5", reference_samples={}),
+            sampled(9, (5.0,) * 4, (1.0,) * 4, hardware="hw2"),
+            sampled(10, (15.0,) * 4, (1.0,) * 4, hardware="hw2"),
         ):
             fill(store).add(r)
         store.refresh_baseline("hw1")
@@ -43,8 +45,8 @@ def path(tmp_path: Path) -> Path:
 
 def test_every_form_of_every_pair(path: Path) -> None:
     with SqliteStore(path, readonly=True) as store:
-        found = ratio_forms.differences(pairs(store))
-        counted = noise(store)
+        found = ratio_forms.differences(pairs(store, "hw1"))
+        counted = noise(store, "hw1")
     assert found.kernels == 2
     expected = {
         "quiet times, no reference": (2.0, 3.0),
@@ -59,15 +61,18 @@ def test_every_form_of_every_pair(path: Path) -> None:
     assert counted.overall.normalised == pytest.approx(ratio_forms.quantiles(own))
 
 
-def test_the_table_has_a_column_for_each_store(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_a_column_for_each_hardware(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     empty = tmp_path / "empty.db"
     with SqliteStore(empty) as store:
         fill(store)
     before = path.read_bytes()
     assert ratio_forms.main([str(path), str(empty)]) == 0
     out = capsys.readouterr().out.splitlines()
-    assert out[0] == "| median, 95th percentile | 2 kernels of some.db | 0 kernels of empty.db |"
-    assert out[2] == "| quiet times, no reference | 20.0 %, 38.0 % | – |"
+    columns = "2 kernels of some.db, a machine | 1 kernels of some.db, another machine"
+    assert out[0] == f"| median, 95th percentile | {columns} |"
+    assert out[2] == "| quiet times, no reference | 20.0 %, 38.0 % | 100.0 %, 100.0 % |"
     assert len(out) == 2 + len(ratio_forms.FORMS) and path.read_bytes() == before
 
 
