@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import collect_data
 import collection_page
 
 from autofuse.measure.passes import CAPPED, SETTLED, UNFINISHED
-from autofuse.records import SqliteStore
+from autofuse.records import SqliteStore, StoreStats
 
 RUN = {
     "store": "records.db", "measured": 5400, "failed": 100, "cached": 0, "skipped": 0, "left": 0, "seconds": 2750.0,
@@ -52,6 +53,20 @@ def test_says_what_a_store_holds_of_each_hardware_row(stores: dict[str, Any]) ->
     )  # fmt: skip
     assert row["records_of"] == {"resnet50": 3} and row["workloads_of"] == {"resnet50": 1}
     assert row["noise"]["normalised"]["median"] == pytest.approx(0.00995, rel=0.01)
+
+
+def test_the_stores_that_ship_are_what_is_wanted(tmp_path: Path) -> None:
+    def counted(path: Path) -> StoreStats:
+        # Whoever reads a store leaves an index of its log beside it.
+        with SqliteStore(shutil.copy(path, tmp_path), readonly=True) as store:
+            return store.stats()
+
+    seen, kept = counted(collect_data.RECORDS), counted(collect_data.UNSEEN)
+    assert seen.ok >= collect_data.LEAST_RECORDS and kept.ok > 0
+    assert collect_data.RECORDS.stat().st_size <= 1e6 * collect_data.MOST_MEGABYTES
+    assert (seen.evaluation_only, kept.evaluation_only) == (False, True)
+    assert len(seen.models) == 8 and set(kept.models) == set(collect_data.KEPT_BACK)
+    assert not set(seen.models) & set(kept.models)
 
 
 def test_counts_how_the_timing_of_kernels_ended(tmp_path: Path) -> None:
