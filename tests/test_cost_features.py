@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from test_cost_analytical import FULL, MACHINE, FakeConfiguration, FakeFamily, candidate, kernel_shapes, one, works
 
 from autofuse.cost import FEATURE_VERSION, FEATURES, AnalyticalCostModel, Candidate, extract
-from autofuse.cost.features import family_code, feature_names, kind_of
-from autofuse.cost.group_features import KINDS
+from autofuse.cost.candidate_features import family_code
+from autofuse.cost.features import feature_names
+from autofuse.cost.group_features import KINDS, kind_of
 from autofuse.graph.model import Access, Graph, Group, MappingType, Operator, Role, Tensor, Work
 from autofuse.schedule.family import Configuration, KernelShape
 

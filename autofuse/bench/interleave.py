@@ -128,21 +128,27 @@ def interleave(
     stays disturbed is kept and marked.
     """
     pace = pace or Pace()
-    watch = Guard(guard, pace.disturbed) if guard is not None else None
+    visitor = _Visitor(pace, sleep, Guard(guard, pace.disturbed) if guard is not None else None)
     last = [c for c in contestants if pace.glacial(call_seconds[c.name], len(contestants))]
     others = [c for c in contestants if c not in last]
     due = {c.name: due_rounds(pace.visits(call_seconds[c.name], len(others)), pace.rounds) for c in others}
     visits: dict[str, list[Visit]] = {c.name: [] for c in contestants}
     probed: dict[str, list[Visit]] = {p.name: [] for p in probes}
     errors: dict[str, str] = {}
+
+    def take(engine: Contestant, into: dict[str, list[Visit]], over: bool) -> None:
+        try:
+            into[engine.name].append(visitor.visit(engine, call_seconds[engine.name], index, over))
+        except EngineError as error:
+            errors[engine.name] = str(error)
+
     start = clock()
     index = 0
     for index in range(pace.rounds):
         # Probes first, last and in between as the rotation has it would cost as much as an engine: once is enough.
         for probe in list(probes):
             if probe.name not in errors:
-                over = clock() - start >= pace.budget
-                _watched_visit(probe, call_seconds[probe.name], index, pace, probed, errors, sleep, watch, over)
+                take(probe, probed, clock() - start >= pace.budget)
         for contestant in rotated(others, index):
             name = contestant.name
             over = clock() - start >= pace.budget
@@ -152,7 +158,7 @@ def interleave(
                 continue
             if progress is not None:
                 progress(f"round {index + 1}: {name}", index, pace.rounds)
-            _watched_visit(contestant, call_seconds[name], index, pace, visits, errors, sleep, watch, over)
+            take(contestant, visits, over)
         if clock() - start >= pace.budget and all(visits[c.name] or c.name in errors for c in others):
             break
     # Counted to a round that the others were in, so that ratios can be taken.
@@ -161,7 +167,7 @@ def interleave(
     for contestant in last:
         if progress is not None:
             progress(f"after the rounds: {contestant.name}", pace.rounds, pace.rounds)
-        _watched_visit(contestant, call_seconds[contestant.name], index, pace, visits, errors, sleep, watch, True)
+        take(contestant, visits, True)
     if progress is not None:
         progress("rounds done", pace.rounds, pace.rounds)
     return Interleaved(
@@ -184,51 +190,36 @@ def due_rounds(visits: int, rounds: int) -> frozenset[int]:
     return frozenset(index * rounds // visits for index in range(visits))
 
 
-def _visit(
-    contestant: Contestant,
-    call: float,
-    index: int,
-    pace: Pace,
-    visits: dict[str, list[Visit]],
-    errors: dict[str, str],
-    sleep: Callable[[float], None],
-) -> None:
-    sleep(pace.pause)
-    wake = pace.wake_calls(call)
-    try:
-        seconds = contestant.run(wake + pace.timed_calls(call))
-    except EngineError as error:
-        errors[contestant.name] = str(error)
-        return
-    visits[contestant.name].append(Visit(index, tuple(seconds[wake:])))
+@dataclass(frozen=True)
+class _Visitor:
+    """Times engines at a pace; with a guard it puts off, or repeats, what the machine disturbs."""
 
+    pace: Pace
+    sleep: Callable[[float], None]
+    watch: Guard | None
 
-def _watched_visit(
-    contestant: Contestant,
-    call: float,
-    index: int,
-    pace: Pace,
-    visits: dict[str, list[Visit]],
-    errors: dict[str, str],
-    sleep: Callable[[float], None],
-    watch: Guard | None,
-    over: bool,
-) -> None:
-    if watch is None:
-        _visit(contestant, call, index, pace, visits, errors, sleep)
-        return
-    # Out of time, or with calls that take seconds, one try has to do.
-    tries = 1 if over or call > pace.slow_call * 4 else pace.retries + 1
-    for left in reversed(range(tries)):
-        before = watch.quiet()
-        if not before and left:
-            sleep(pace.patience)
-            continue
-        _visit(contestant, call, index, pace, visits, errors, sleep)
-        if contestant.name in errors:
-            return
-        quiet = watch.quiet() and before
-        if quiet or not left:
-            visits[contestant.name][-1] = replace(visits[contestant.name][-1], quiet=quiet)
-            return
-        visits[contestant.name].pop()
+    def visit(self, contestant: Contestant, call: float, index: int, over: bool) -> Visit:
+        """A visit in the round `index` of an engine whose call takes `call` seconds; `over`: the time is used up.
+
+        EngineError from the engine.
+        """
+        if self.watch is None:
+            return self._once(contestant, call, index)
+        # Out of time, or with calls that take seconds, one try has to do.
+        left = 0 if over or call > self.pace.slow_call * 4 else self.pace.retries
+        while True:
+            before = self.watch.quiet()
+            if before or not left:
+                made = self._once(contestant, call, index)
+                quiet = self.watch.quiet() and before
+                if quiet or not left:
+                    return replace(made, quiet=quiet)
+            else:
+                self.sleep(self.pace.patience)
+            left -= 1
+
+    def _once(self, contestant: Contestant, call: float, index: int) -> Visit:
+        self.sleep(self.pace.pause)
+        wake = self.pace.wake_calls(call)
+        seconds = contestant.run(wake + self.pace.timed_calls(call))
+        return Visit(index, tuple(seconds[wake:]))

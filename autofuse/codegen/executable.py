@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autofuse.codegen.described import Described
 from autofuse.codegen.gpu_package import is_gpu_package
-from autofuse.codegen.inputs import Inputs
 from autofuse.codegen.library import machine_code
 from autofuse.codegen.package import copy_package, read_package, write_package
 from autofuse.codegen.threads import configure_threads, run_at_home
@@ -57,17 +57,16 @@ class _State:
         return buffer[0]
 
 
-class Executable:
+class Executable(Described):
     """Call it with arrays in the order of the model's inputs, or by name; it gives the outputs as numpy arrays.
 
     An input that is contiguous and starts at a multiple of 64 bytes is read where it is, another one is copied first.
     The outputs are the caller's own: no later call changes them.
 
     Safe to call from several threads: each has a virtual machine and a thread pool of its own over the same code and
-    weights. `description` says what was compiled and how (what `autofuse compile --json` prints, and the kernels);
-    `library` is a module that TVM's virtual machine takes, `weights` are its last arguments. What `save` writes is the
-    file at `path` where there is one, else `code`, the bytes of a shared library, with the weights; without either,
-    `library` must be TVM's own executable, and is compiled to machine code then.
+    weights. `library` is a module that TVM's virtual machine takes, `weights` are its last arguments. What `save`
+    writes is the file at `path` where there is one, else `code`, the bytes of a shared library, with the weights;
+    without either, `library` must be TVM's own executable, and is compiled to machine code then.
     """
 
     def __init__(
@@ -78,40 +77,12 @@ class Executable:
         path: Path | None = None,
         code: bytes | None = None,
     ) -> None:
+        super().__init__(description)
         self.library = library
         self._path = path
         self._code = code
         self.weights = list(weights)
         self._local = threading.local()
-        self.description = description
-        self._inputs = Inputs(self.name, description["inputs"])
-
-    @property
-    def name(self) -> str:
-        """The model's name."""
-        return str(self.description["model"])
-
-    @property
-    def plan(self) -> Any:
-        """The fusion plan that it was built from."""
-        from autofuse.search.plan import Plan
-
-        return Plan.from_json(self.description["plan"])
-
-    @property
-    def input_names(self) -> tuple[str, ...]:
-        """Names in the order of positional arguments."""
-        return self._inputs.names
-
-    @property
-    def output_names(self) -> tuple[str, ...]:
-        """Names in the order of the results."""
-        return tuple(self.description["outputs"])
-
-    @property
-    def kernels(self) -> int:
-        """Kernels that one call launches."""
-        return int(self.description["kernels"])
 
     def __call__(self, /, *arrays: Any, **named: Any) -> list[NDArray[Any]]:
         """Run the model once.
@@ -136,10 +107,6 @@ class Executable:
         """
         main, arguments = self._ready(arrays, named)
         return lambda: run_at_home(main, *arguments)
-
-    def check(self, /, *arrays: Any, **named: Any) -> None:
-        """Raises InputError if a call with these inputs would."""
-        self._inputs.arrange(arrays, named)
 
     def instrument(self, observer: Callable[[str, bool], None]) -> None:
         """Have `observer(name, before)` called around every function that this thread's machine calls."""

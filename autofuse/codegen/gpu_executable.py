@@ -10,54 +10,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autofuse.codegen.described import Described
 from autofuse.codegen.gpu_package import GpuPackage, read_gpu_package, write_gpu_package
-from autofuse.codegen.inputs import Inputs
 from autofuse.device.choose import device_of, first_device, session
 from autofuse.device.session import Device, Session
 
 
-class GpuExecutable:
+class GpuExecutable(Described):
     """Call it with arrays in the order of the model's inputs, or by name; it gives the outputs as numpy arrays.
 
     It runs on the first GPU of this machine that takes its code, or on the device named by `on`. Inputs and outputs
     travel to and from the device in every call, weights once. Safe to call from several threads, one after another.
-    `description` is as of `Executable`; `package` holds the kernels.
+    `package` holds the kernels.
     """
 
     def __init__(self, package: GpuPackage, device: str = "") -> None:
+        super().__init__(package.description)
         self.package = package
-        self.description = package.description
         self._wanted = device
-        self._inputs = Inputs(self.name, self.description["inputs"])
         self._lock = threading.Lock()
         self._loaded: _Loaded | None = None
-
-    @property
-    def name(self) -> str:
-        """The model's name."""
-        return str(self.description["model"])
-
-    @property
-    def plan(self) -> Any:
-        """The fusion plan that it was built from."""
-        from autofuse.search.plan import Plan
-
-        return Plan.from_json(self.description["plan"])
-
-    @property
-    def input_names(self) -> tuple[str, ...]:
-        """Names in the order of positional arguments."""
-        return self._inputs.names
-
-    @property
-    def output_names(self) -> tuple[str, ...]:
-        """Names in the order of the results."""
-        return tuple(self.description["outputs"])
-
-    @property
-    def kernels(self) -> int:
-        """Kernels that one call runs."""
-        return int(self.description["kernels"])
 
     def on(self, device: str) -> GpuExecutable:
         """The same model for the device that `device` names ("opencl:gfx906", "rocm", "rocm:1"; "": the first GPU)."""
@@ -104,10 +76,6 @@ class GpuExecutable:
             loaded = self._ready()
             loaded.write(given)
             return loaded.timed()
-
-    def check(self, /, *arrays: Any, **named: Any) -> None:
-        """Raises InputError if a call with these inputs would."""
-        self._inputs.arrange(arrays, named)
 
     def save(self, path: str | Path) -> None:
         """Write the folder that `autofuse.load` reads. Raises ModelError when it cannot be written."""

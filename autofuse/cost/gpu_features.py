@@ -14,18 +14,17 @@ from dataclasses import fields
 import numpy as np
 from numpy.typing import NDArray
 
-from autofuse.cost.features import family_columns
-from autofuse.cost.group_features import GROUP_FEATURES, Feature, GroupTable
+from autofuse.cost import candidate_features as common
+from autofuse.cost.group_features import GROUP_FEATURES, Feature
 from autofuse.cost.model import Candidate
-from autofuse.graph.model import Group, Work
-from autofuse.schedule.family import KernelShape
+from autofuse.graph.model import Work
+from autofuse.schedule.family import SHAPE_COLUMN, KernelShape, shape_matrix
 from autofuse.schedule.gpu import roof
 from autofuse.schedule.gpu.shape import GpuShape
 from autofuse.target import GpuHardware, Hardware
 
 GPU_FEATURE_VERSION = 1
 
-_CONFIG_SLOTS = 8
 _SHAPE = (
     Feature("tasks", "log2 tasks", "workgroups"),
     Feature("tasks_per_unit", "log2 tasks", "workgroups of a compute unit"),
@@ -43,18 +42,18 @@ _SHAPE = (
     Feature("rounds", "log2 rounds", "rounds of resident workgroups of the busiest unit"),
     Feature("accumulators", "registers", "that the inner tile keeps live"),
     Feature("chains", "chains", "independent accumulations of a lane"),
-    Feature("recompute", "log2 ratio", "operations executed over needed"),
+    common.RECOMPUTE,
     Feature("loads_per_fma", "loads", "vector loads per multiply-add"),
     Feature("barriers", "log2 barriers", "that a workgroup waits at"),
     Feature("launches", "kernels", "launched one after another"),
     Feature("lds_traffic", "log2 bytes", "that all lanes move to and from LDS"),
     Feature("l1_bytes", "log2 bytes", "traffic through L1, whole lines"),
     Feature("l2_bytes", "log2 bytes", "traffic that L1 does not keep"),
-    Feature("memory_bytes", "log2 bytes", "compulsory traffic"),
+    common.MEMORY_BYTES,
     Feature("footprint", "log2 bytes", "working set of one workgroup"),
     Feature("compulsory_l2", "log2 ratio", "compulsory traffic over L2"),
-    Feature("fma_ratio", "ratio", "multiply-adds executed over the work's"),
-    Feature("extra_simple", "log2 operations", "additions and multiplications executed beyond the work"),
+    common.FMA_RATIO,
+    common.EXTRA_SIMPLE,
 )
 # What one lane does: an instruction mix before there are instructions.
 _LANE = (
@@ -64,10 +63,6 @@ _LANE = (
     Feature("lane_special", "log2 operations", "functions of a lane"),
     Feature("lane_lds", "log2 bytes", "that a lane moves to and from LDS"),
     Feature("lane_l1", "log2 bytes", "that a lane asks memory for, whole lines"),
-)
-_FAMILY = (
-    Feature("family", "code", "stable code (0..1023) of the schedule family's name"),
-    *(Feature(f"config_{i}", "int", f"field {i} of the configuration, 0 if none") for i in range(_CONFIG_SLOTS)),
 )
 _HARDWARE = (
     Feature("hw_lanes", "lanes", "float32 of the widest access of a lane"),
@@ -84,10 +79,18 @@ _HARDWARE = (
     Feature("hw_memory_bandwidth", "log2 bytes/s", "of the card"),
     Feature("hw_l2", "log2 bytes", "size of L2"),
 )
+#: No kernel that fits takes longer; one that does not takes for ever.
+_MOST_SECONDS = 1e6
 _TERM_NAMES = ("total", "compute", "lds", "l1", "l2", "memory", "waiting", "exposed")
-_TERMS = tuple(Feature(f"log_{t}", "ln s", f"analytical model: {t}, at least a picosecond") for t in _TERM_NAMES)
 
-GPU_FEATURES: tuple[Feature, ...] = GROUP_FEATURES + _SHAPE + _LANE + _FAMILY + _HARDWARE + _TERMS
+GPU_FEATURES: tuple[Feature, ...] = (
+    GROUP_FEATURES + _SHAPE + _LANE + common.FAMILY_FEATURES + _HARDWARE + common.term_features(_TERM_NAMES)
+)
+# Of the _SHAPE features those that are worked out for a kernel at a time.
+_LIMITS = (
+    "threads", "waves", "registers", "register_share", "lds_bytes", "lds_share", "resident", "occupancy",
+    "lds_limited", "rounds", "barriers", "launches", "lds_traffic",
+)  # fmt: skip
 
 
 def gpu_shape(shape: KernelShape) -> GpuShape:
@@ -95,19 +98,14 @@ def gpu_shape(shape: KernelShape) -> GpuShape:
     return shape if isinstance(shape, GpuShape) else GpuShape(*[getattr(shape, f.name) for f in fields(KernelShape)])
 
 
-def _shape_row(shape: GpuShape, h: GpuHardware) -> list[float]:
-    """The _SHAPE features."""
+def _limits(shape: GpuShape, h: GpuHardware) -> list[float]:
+    """The _LIMITS features of a kernel."""
     tasks, waves = max(1, shape.tasks), h.waves_of(shape.threads)
     resident = h.resident_waves(shape.registers, shape.lds_bytes, shape.threads)
-    groups = max(1, resident // waves)
     each = -(-tasks // h.cores)
-    busy = min(groups, each)
+    busy = min(max(1, resident // waves), each)
     log = math.log2
     return [
-        log(1 + tasks),
-        log(1 + tasks / h.cores),
-        tasks / (each * h.cores),
-        shape.vector_fill,
         shape.threads,
         waves,
         shape.registers,
@@ -118,21 +116,23 @@ def _shape_row(shape: GpuShape, h: GpuHardware) -> list[float]:
         busy * waves / (h.simds * h.waves_per_simd),
         float(resident < h.resident_waves(shape.registers, 0, shape.threads)),
         log(1 + each / busy),
-        shape.accumulators,
-        shape.independent_chains,
-        log(1 + shape.recompute),
-        shape.loads_per_fma,
         log(1 + shape.barriers),
         shape.launches,
         log(1 + shape.lds_traffic),
-        log(1 + shape.l1_bytes),
-        log(1 + shape.l2_bytes),
-        log(1 + shape.memory_bytes),
-        log(1 + shape.footprint),
-        log(1 + shape.memory_bytes / h.l2_bytes),
-        shape.fma_ratio,
-        log(1 + shape.extra_simple),
     ]
+
+
+def _shape_rows(shapes: Sequence[GpuShape], h: GpuHardware) -> NDArray[np.float64]:
+    """The _SHAPE features."""
+    rows = shape_matrix(shapes)
+    columns, tasks, fill = common.shape_columns(rows, h.cores)
+    columns |= {
+        "tasks_per_unit": np.log2(1 + tasks / h.cores),
+        "unit_fill": fill,
+        "compulsory_l2": np.log2(1 + rows[:, SHAPE_COLUMN["memory_bytes"]] / h.l2_bytes),
+        **dict(zip(_LIMITS, np.array([_limits(shape, h) for shape in shapes], np.float64).T, strict=True)),
+    }
+    return common.in_order(_SHAPE, columns)
 
 
 def _lane_row(work: Work, shape: GpuShape) -> list[float]:
@@ -167,27 +167,19 @@ def extract_gpu(candidates: Sequence[Candidate], hardware: Hardware, cold: bool 
     """
     assert isinstance(hardware, GpuHardware)
     n = len(candidates)
-    unique: dict[int, tuple[int, Group]] = {}
-    index = np.empty(n, np.intp)
-    own: list[list[float]] = []
-    terms: list[list[float]] = []
-    for i, candidate in enumerate(candidates):
-        group = candidate.group
-        index[i] = unique.setdefault(id(group), (len(unique), group))[0]
-        shape = gpu_shape(candidate.family.shape(group, candidate.config, hardware))
-        own.append([*_shape_row(shape, hardware), *_lane_row(group.work, shape)])
-        found = roof.terms(group.work, shape, hardware)
-        terms.append([math.log(max(min(found.get(name, 0.0), 1e6), 1e-12)) for name in _TERM_NAMES])
-    groups = GroupTable.of([group for _, group in unique.values()], hardware.lanes)
-    result = np.concatenate(
+    if not n:
+        return np.empty((0, len(GPU_FEATURES)), np.float32)
+    shapes = [gpu_shape(c.family.shape(c.group, c.config, hardware)) for c in candidates]
+    terms = [roof.terms(c.group.work, shape, hardware) for c, shape in zip(candidates, shapes, strict=True)]
+    seconds = [[min(found.get(name, 0.0), _MOST_SECONDS) for name in _TERM_NAMES] for found in terms]
+    groups, index = common.groups_of(candidates, hardware.lanes)
+    return common.joined(
         [
             groups.features[index],
-            np.array(own, np.float64).reshape(n, len(_SHAPE) + len(_LANE)),
-            family_columns(candidates),
+            _shape_rows(shapes, hardware),
+            np.array([_lane_row(c.group.work, shape) for c, shape in zip(candidates, shapes, strict=True)]),
+            common.family_columns(candidates),
             np.broadcast_to(_hardware_row(hardware), (n, len(_HARDWARE))),
-            np.array(terms, np.float64).reshape(n, len(_TERM_NAMES)),
-        ],
-        axis=1,
+            common.log_seconds(np.array(seconds)),
+        ]
     )
-    finite: NDArray[np.float32] = np.nan_to_num(result).clip(-1e30, 1e30).astype(np.float32)
-    return finite

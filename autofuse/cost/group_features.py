@@ -76,6 +76,9 @@ GROUP_FEATURES = (
     Feature("reduction_inner", "operators", "members that reduce the innermost axis of what they read, no products"),
 )
 
+#: The first columns of the features of every kind of hardware.
+GROUP_COLUMN = {feature.name: column for column, feature in enumerate(GROUP_FEATURES)}
+
 _ANCHORS = (MappingType.MANY_TO_MANY, MappingType.MANY_TO_ONE)
 _FLOPS = np.array([2.0, 1, 1, 1, 1])  # of fma, simple, compare, divide, special
 _LOGS = np.array([f.unit.startswith("log2") for f in GROUP_FEATURES])

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autofuse.cost.features import feature_names
+from autofuse.cost.group_features import GROUP_COLUMN
 from autofuse.errors import PredictorError
 from autofuse.learn.boosting import TreeSettings
 from autofuse.learn.card import Card
@@ -219,11 +219,10 @@ def rows_of(data: Dataset, hardware: str) -> Dataset:
 
 def kinds(data: Dataset) -> dict[str, str]:
     """Network → "cnn" or "transformer"."""
-    column = {name: i for i, name in enumerate(feature_names())}
-    fma = np.exp2(data.features[:, column["fma"]].astype(np.float64)) - 1
+    fma = np.exp2(data.features[:, GROUP_COLUMN["fma"]].astype(np.float64)) - 1
 
     def of(*names: str) -> Array:
-        present = sum(data.features[:, column[f"kind_{name}"]] for name in names) > 0
+        present = sum(data.features[:, GROUP_COLUMN[f"kind_{name}"]] for name in names) > 0
         return np.where(present, fma, 0.0)
 
     return kinds_of_networks(data.models, of("conv", "depthwise"), of("matmul"))

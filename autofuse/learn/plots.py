@@ -13,8 +13,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from autofuse.cost.features import feature_names
-from autofuse.cost.group_features import KINDS
+from autofuse.cost.group_features import GROUP_COLUMN, KINDS
 from autofuse.learn.dataset import Dataset
 from autofuse.learn.train import Trained
 
@@ -51,8 +50,7 @@ def plots(data: Dataset, trained: Trained) -> dict[str, bytes]:
 
 def kinds_of_rows(data: Dataset) -> list[str]:
     """What each row's group is called after: its convolution, product and so on, "pointwise" if it has none."""
-    column = {name: i for i, name in enumerate(feature_names())}
-    present = np.column_stack([data.features[:, column[f"kind_{kind}"]] > 0 for kind in _NAMING])
+    present = np.column_stack([data.features[:, GROUP_COLUMN[f"kind_{kind}"]] > 0 for kind in _NAMING])
     assert set(_NAMING) < set(KINDS)
     return [_NAMING[int(np.argmax(row))] if row.any() else "pointwise" for row in present]
 

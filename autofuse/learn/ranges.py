@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autofuse.cost.features import FEATURES, Feature
+from autofuse.cost.features import FEATURES
+from autofuse.cost.group_features import Feature
 
 _COUNTS = frozenset(["operators", "anchors", "blocks", "arguments", "outputs"])
 _SIZES = frozenset(

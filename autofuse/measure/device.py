@@ -66,15 +66,36 @@ def _references(target: str) -> bytes:
         return library.read_bytes()
 
 
-class Device:
+class _Session:
+    """A session with a machine that measures, which keeps a deadline itself, and the files that are sent there."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self._deadline = session.get_function(DEADLINE)
+        self._numbers = count()
+
+    def _upload(self, file: str) -> str:
+        """Send a file; its name there. A loader takes a name that it knows for the library that it has already."""
+        name = f"{next(self._numbers)}-{Path(file).name}"
+        self._session.upload(file, name)
+        return name
+
+    def _alive(self) -> bool:
+        """Whether the session still answers; takes the deadline away."""
+        try:
+            self._deadline(0.0)
+        except Exception:
+            return False
+        return True
+
+
+class Device(_Session):
     """A session with a device, and the reference kernels there."""
 
     def __init__(self, session: Any, target: dict[str, Any]) -> None:
-        self._session = session
-        self._deadline = session.get_function(DEADLINE)
+        super().__init__(session)
         self._cpu = session.cpu()
         self._steadiness = Steadiness()
-        self._numbers = count()
         session.upload(bytearray(_references(json.dumps(target))), "references.so")
         module = session.load_module("references.so")
         session.remove("references.so")
@@ -88,12 +109,6 @@ class Device:
         else:
             there = tvm.runtime.tensor(first, device=self._cpu)
         return [there, *(tvm.runtime.tensor(array, device=self._cpu) for array in rest)]
-
-    def _upload(self, library: Path) -> str:
-        # The loader there takes a name that it knows for the library that it has already.
-        name = f"{next(self._numbers)}-{library.name}"
-        self._session.upload(str(library), name)
-        return name
 
     def _timed(self, module: Any, function: str, tensors: Sequence[Any]) -> Timed:
         """Runs there, timed there: what the way to the device takes is no part of it."""
@@ -111,7 +126,7 @@ class Device:
         begin = time.monotonic()
         try:
             arrays = kernel_arrays(job.arguments, job.seed)
-            name = self._upload(Path(job.library))
+            name = self._upload(job.library)
             tensors = [tvm.runtime.tensor(array, device=self._cpu) for array in arrays]
             begin = time.monotonic()
             self._deadline(job.limits.timeout)  # from here on the device keeps the time itself
@@ -161,33 +176,19 @@ class Device:
         finally:
             prepare("", "")
 
-    def _alive(self) -> bool:
-        """Whether the session still answers; takes the deadline away."""
-        try:
-            self._deadline(0.0)
-        except Exception:
-            return False
-        return True
 
-
-class GpuDevice:
+class GpuDevice(_Session):
     """A session with a machine whose GPU measures: jobs and their files go there, results come back."""
 
     def __init__(self, session: Any) -> None:
-        self._session = session
-        self._deadline = session.get_function(DEADLINE)
+        super().__init__(session)
         self._ask = session.get_function(GPU_MEASURE)
-        self._numbers = count()
         self._ask("")
 
     def measure(self, job: MeasureJob) -> dict[str, Any]:
         """Check and time one kernel. Raises what went wrong, as long as the machine lives on."""
-        names: list[str] = []
         try:
-            number = next(self._numbers)
-            for path in (job.library, *([] if job.expected is None else [job.expected])):
-                names.append(f"{number}-{Path(path).name}")
-                self._session.upload(path, names[-1])
+            names = [self._upload(path) for path in (job.library, job.expected) if path is not None]
             there = replace(job, library=names[0], expected=names[1] if len(names) > 1 else None)
             self._deadline(job.limits.timeout + _LEAST)
             try:
@@ -203,11 +204,3 @@ class GpuDevice:
         if result["status"] != "ok":
             return {"status": result["status"], "message": result["message"]}
         return {"status": "ok", "samples": result["samples"], "references": result["reference_samples"]}
-
-    def _alive(self) -> bool:
-        """Whether the session still answers."""
-        try:
-            self._deadline(0.0)
-        except Exception:
-            return False
-        return True
