@@ -64,6 +64,7 @@ def generate_gpu(
     from autofuse.codegen.gpu_executable import GpuExecutable
     from autofuse.codegen.gpu_package import GpuPackage
     from autofuse.codegen.gpu_program import arrange, counted, gpu_program
+    from autofuse.codegen.lighter import Lighter
     from autofuse.generation import describe, dump, scheduled
     from autofuse.measure.gpu_check import GpuKernelCheck
 
@@ -72,6 +73,7 @@ def generate_gpu(
     tell("scheduling")
     builder, kernels, opaque = scheduled(analysed, problem, result, costs)
     made: dict[str, KernelCode] = {}
+    lighter = Lighter(builder, costs)
     with ExitStack() as stack:
         codes = stack.enter_context(Codes(analysed.target))
         checks = GpuKernelCheck(analysed, check) if check is not None else None
@@ -84,6 +86,11 @@ def generate_gpu(
             found = codes.of({name: func for name, func in functions.items() if name not in made})
             failures = {name: error for name, error in found.items() if isinstance(error, Exception)}
             made.update({name: code for name, code in found.items() if isinstance(code, KernelCode)})
+            if not failures:
+                others = lighter.again(kernels, {name: made[name].resources for name in functions})
+                if any(other is not kernel for other, kernel in zip(others, kernels, strict=True)):
+                    kernels = others
+                    continue
             if checks is not None and not failures:
                 tell("checking")
                 units = [unit for unit in program.units if not isinstance(unit, int)]

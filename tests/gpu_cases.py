@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from isa_harness import _affine, _attention, _chain, _conv, _depthwise, _depthwise_pointwise, _pool
+import numpy as np
+from isa_harness import (
+    _affine,
+    _attention,
+    _chain,
+    _conv,
+    _depthwise,
+    _depthwise_pointwise,
+    _inside,
+    _pool,
+    _resized,
+)
 from tvm import relax
 from tvm.relax import op as R
 
@@ -28,6 +39,11 @@ def _masked(bb: Any, q: Any, k: Any, v: Any, mask: Any) -> Any:
     return R.matmul(bb(R.nn.softmax(shown)), v)
 
 
+def _gathered(bb: Any, x: Any) -> Any:
+    rows = np.random.default_rng(7).integers(0, 19, (5, 6))
+    return R.nn.relu(bb(R.take(x, relax.const(rows, "int64"), axis=0)))
+
+
 def _pooled(kernel: int, by: str, window: tuple[int, int], **how: Any) -> Emit:
     def emit(bb: Any, x: Any) -> Any:
         made = bb(_conv(20, 16, kernel, padding=kernel // 2)(bb, x))
@@ -42,6 +58,8 @@ CASES: list[tuple[str, str, Emit, Shapes, str]] = [
     ("gpu_elementwise", "two results, broadcast", _two_results, [(5, 6, 32), (6, 1)], ""),
     ("gpu_elementwise", "transposed", lambda bb, x: R.permute_dims(x, [0, 2, 1]), [(2, 9, 21)], ""),
     ("gpu_elementwise", "concat", lambda bb, x, y: R.concat([x, y], 2), [(2, 3, 9), (2, 3, 11)], ""),
+    ("gpu_elementwise", "nearest resize", _resized((21, 27), "nearest_neighbor"), [(1, 3, 9, 8)], ""),
+    ("gpu_elementwise", "gather", _gathered, [(19, 33)], ""),
     ("gpu_rows", "softmax of 51", lambda bb, x: R.nn.softmax(x), [(6, 51)], ""),
     ("gpu_rows", "softmax of 1000", lambda bb, x: R.nn.softmax(bb(R.add(x, x))), [(3, 1000)], ""),
     ("gpu_rows", "softmax along a middle axis", lambda bb, x: R.nn.softmax(x, axis=1), [(3, 10, 33)], ""),
@@ -64,5 +82,6 @@ CASES: list[tuple[str, str, Emit, Shapes, str]] = [
     ),
     ("gpu_direct", "depthwise", _depthwise(20, 2), [(1, 16, 13, 11)], "nn.conv2d"),
     ("gpu_direct", "average pool", _pool, [(1, 16, 13, 11)], "nn.conv2d"),
+    ("gpu_elementwise", "linear resize of blocks", _inside(_resized((21, 27), "linear")), [(1, 16, 9, 8)], "nn.conv2d"),
     ("gpu_direct", "grouped convolution", _conv(20, 5, 3, padding=1, groups=4), [(1, 20, 9, 11)], ""),
 ]

@@ -75,6 +75,7 @@ def test_vectors_stay_within_rows() -> None:
         ("gpu_gemm", lambda bb, x: R.nn.softmax(x), [(3, 5)], "no product"),
         ("gpu_gemm", lambda bb, x, y: R.nn.softmax(bb(R.matmul(x, y))), [(3, 5), (5, 4)], "not one product"),
         ("gpu_direct", lambda bb, x: R.nn.softmax(x), [(3, 5)], "more than one reduction"),
+        ("gpu_direct", lambda bb, x: R.image.resize2d(x, (9, 9), method="linear"), [(1, 3, 5, 5)], "reduces nothing"),
         ("dlight", lambda bb, x: R.nn.relu(bb(R.exp(x))), [(3, 5)], "one"),
     ],
 )
@@ -84,7 +85,7 @@ def test_groups_of_another_form_are_refused_with_a_reason(name: str, emit: Emit,
     assert refusal is not None and says in str(refusal)
 
 
-def test_tvm_s_rules_take_what_no_family_does() -> None:
+def test_tvm_s_rules_take_any_single_operator() -> None:
     case = GpuCase(
         family("dlight", "gpu"), lambda bb, x: R.image.resize2d(x, (21, 27), method="linear"), [(1, 3, 9, 8)]
     )

@@ -97,6 +97,20 @@ class KernelBuilder:
             raise ScheduleError(f"operator {kernel.assignment.group.operators[0].name} cannot be built") from error
         return self.split(kernel.assignment, error)
 
+    def reconfigured(self, kernel: Kernel, error: Exception) -> Kernel | None:
+        """The kernel in the cheapest configuration of its family that did not fail yet; None where there is none.
+
+        It failed with `error` itself: this configuration is not taken any more.
+        """
+        assignment = kernel.assignment
+        self._made[self._key(assignment)] = error
+        for config in self._offered(assignment.group, assignment.family):
+            try:
+                return self.schedule(replace(assignment, config=config))
+            except Exception:
+                continue
+        return None
+
     def split(self, assignment: Assignment, error: Exception) -> list[Kernel]:
         """What takes the place of `assignment` after it failed with `error`: its operators one by one.
 

@@ -218,12 +218,12 @@ def without_failures(result: SearchResult, problem: SearchProblem, cost_model: C
 
     The group's best configuration takes the place, where no configuration works the group's operators one by one.
     """
-    from autofuse.schedule.registry import family
+    from autofuse.schedule.registry import any_family
 
     asked = [i for i, c in enumerate(result.choices) if c.family not in ("", "view")]
     candidates = []
     for choice in (result.choices[i] for i in asked):
-        which = family(choice.family)
+        which = any_family(choice.family)
         candidates.append(Candidate(choice.group, which, which.configuration.parse(choice.config)))
     costs = cost_model.costs(candidates)
     failing = {i for i, cost in zip(asked, costs, strict=True) if not np.isfinite(cost)}

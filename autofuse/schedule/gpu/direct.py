@@ -66,6 +66,8 @@ def _results(group: Group) -> Results | Refusal:
     anchor = anchors[0]
     tensors = group.graph.tensors
     out = tensors[anchor.outputs[0]]
+    if not anchor.reduction:
+        return Refusal("anchor", f"{anchor.name} ({anchor.kind}) reduces nothing", (anchor.index,))
     if not anchor.fusable or anchor.blocks > _most_blocks(anchor):
         return Refusal("anchor", f"{anchor.name} ({anchor.kind}) is more than one reduction", (anchor.index,))
     after = set(anchor.outputs)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Mapping types of operators that read at most one element of each operand for an element of the result.
 INJECTIVE = frozenset({MappingType.ONE_TO_ONE, MappingType.ONE_TO_MANY, MappingType.REORGANIZE, MappingType.SHUFFLE})
+# Reads a few neighbours for each element of its result, which are written out: no loop, no reduction.
+_RESIZE = "image.resize2d"
 _THREADS = (256, 128, 64)
 # Workgroups a compute unit from which on a thread may take several vectors.
 _ENOUGH = 8
@@ -48,7 +50,7 @@ def _row(group: Group) -> int:
 
 
 class GpuElementwiseFamily(ScheduleFamily):
-    """Schedules any group of injective operators whose results have one shape."""
+    """Schedules any group of injective operators and resizes whose results have one shape."""
 
     name: ClassVar[str] = "gpu_elementwise"
     version: ClassVar[int] = 1
@@ -56,11 +58,11 @@ class GpuElementwiseFamily(ScheduleFamily):
     one_shape: ClassVar[bool] = True
 
     def admits(self, op: Operator) -> bool:
-        """What neither reduces nor contracts."""
-        return op.mapping in INJECTIVE and not op.reduction
+        """What neither reduces nor contracts; resizes, however they interpolate."""
+        return not op.reduction and (op.mapping in INJECTIVE or op.kind == _RESIZE)
 
     def match(self, group: Group, hardware: Hardware) -> Refusal | None:
-        """Injective operators only, all results of one shape."""
+        """Operators that `admits` takes only, all results of one shape."""
         for op in group.operators:
             if not self.admits(op):
                 return Refusal("reduction", f"{op.name} ({op.kind}) reduces: not an elementwise kernel", (op.index,))
