@@ -298,11 +298,12 @@ class TestRecord:
         assert replace(cold(), cold_reference_samples={}).digest not in (record().digest, cold().digest)
 
     def test_hardware_comes_from_the_fingerprint_and_survives_json(self) -> None:
-        from autofuse.target import HardwareRow, fingerprint
+        from autofuse.target import HardwareRow, fingerprint, hardware_row, resolve
 
         row = fingerprint(3)
         kept = RecordedHardware.of(row)
         assert kept.digest == row.digest and "3 threads" in kept.name
+        assert "60 compute units" in RecordedHardware.of(hardware_row(resolve("dcu-z100"))).name
         assert HardwareRow.from_json(json.loads(json.dumps(kept.detail))) == row
 
     def test_versions_of_what_made_a_record(self) -> None:

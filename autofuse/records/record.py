@@ -110,9 +110,12 @@ class RecordedHardware:
 
     @classmethod
     def of(cls, row: HardwareRow) -> RecordedHardware:
-        """A CPU's hardware row, as `target.fingerprint` gives it."""
+        """A hardware row, as `target.hardware_row` gives it."""
+        from autofuse.target.fingerprint import GPU_ARCHITECTURES
+
         detail = json.loads(json.dumps(row.to_json()))
-        return cls(row.digest, f"{row.model_name or row.vendor}, {row.threads} threads", detail)
+        units = "compute units" if row.architecture in GPU_ARCHITECTURES else "threads"
+        return cls(row.digest, f"{row.model_name or row.vendor}, {row.threads} {units}", detail)
 
 
 @dataclass(frozen=True)
