@@ -114,7 +114,7 @@ def _analyse(
     dump(dump_ir, "1-prepared", prepared.module)
     tell("lowering")
     start = time.perf_counter()
-    lowered = lower(prepared, hardware.lanes)
+    lowered = lower(prepared, hardware.lanes, norms_by_lanes=hardware.kind == "cpu")
     dump(dump_ir, "2-lowered", lowered.module)
     lowering = time.perf_counter() - start
     tell("analysing")

@@ -84,7 +84,7 @@ def run_function(func: Any, inputs: Sequence[np.ndarray], shapes: Sequence[Seque
 
 
 def analysed_model(source: Any) -> Analysed:
-    """The model's graph, for eight lanes whatever this machine has."""
+    """The model's graph, for this machine."""
     found = analyse(source)
     assert found.hardware.kind == "cpu"
     return found

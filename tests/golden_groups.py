@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -178,8 +179,8 @@ def transposed_layer(sketch: Sketch) -> Value:
     return sketch.relu(transposed(sketch, data, plain, 24, *kernel))
 
 
-def normalised_layer(sketch: Sketch) -> Value:
-    data, plain = image(sketch, 32, 9)
+def normalised_layer(sketch: Sketch, channels: int = 32) -> Value:
+    data, plain = image(sketch, channels, 9)
     return sketch.sigmoid(normalised(sketch, sketch.relu(data), np.maximum(plain, 0), 2))
 
 
@@ -203,7 +204,10 @@ GROUPS: Mapping[str, Mapping[str, Callable[[], Made]]] = {
     "pointwise_depthwise": {"1x1 relu, 3x3 stride 2 sigmoid": sketched(paired(False))},
     "grouped": {"groups of 4, relu": sketched(grouped_layer), "groups of 12": sketched(grouped_ranges)},
     "transposed": {"3x3 stride 2 relu": sketched(transposed_layer)},
-    "group_norm": {"relu, two groups, sigmoid": sketched(normalised_layer)},
+    "group_norm": {
+        "relu, two groups, sigmoid": sketched(normalised_layer),
+        "relu, groups of 12, sigmoid": sketched(partial(normalised_layer, channels=24)),
+    },
     "resize": {
         "nearest, twice": lowered(resized((14, 20), "nearest_neighbor"), (1, 3, 7, 10)),
         "nearest": lowered(resized((9, 13), "nearest_neighbor"), (1, 3, 7, 10)),

@@ -174,9 +174,9 @@ def test_kernels_are_described_with_what_was_predicted_for_them() -> None:
                 node("Flatten", ["a"], ["b"]),
                 node("TopK", ["b", "k"], ["y", "places"], axis=1),
             ],
-            {"x": [1, 8, 4, 4]},
+            {"x": [1, 16, 4, 4]},
             ["y", "places"],
-            {"w": weights(8, 8, 1, 1), "k": np.int64([2])},
+            {"w": weights(16, 16, 1, 1), "k": np.int64([2])},
         )
     )
     (convolution,) = of_kind(analysed, "nn.conv2d")
@@ -186,8 +186,8 @@ def test_kernels_are_described_with_what_was_predicted_for_them() -> None:
     assert len(entries) == program.kernels
     (entry,) = [e for e in entries if e["label"] == "conv2d"]
     assert (entry["predicted_ms"], entry["source"]) == (pytest.approx(3e-3), "record")
-    assert entry["flops"] == 2 * 8 * 8 * 4 * 4
-    assert entry["bytes"] == 4 * (8 * 16 + 64 + 8 * 16)
-    assert (entry["executed"], entry["weight_bytes"]) == (entry["flops"], 4 * 64)
+    assert entry["flops"] == 2 * 16 * 16 * 4 * 4
+    assert entry["bytes"] == 4 * (16 * 16 + 256 + 16 * 16)
+    assert (entry["executed"], entry["weight_bytes"]) == (entry["flops"], 4 * 256)
     assert [e["name"] for e in entries if e["label"] == "topk"] == [""]
     assert all(e["predicted_ms"] is None for e in entries if e["label"] != "conv2d")

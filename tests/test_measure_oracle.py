@@ -193,18 +193,37 @@ def test_dilated_convolutions(size: tuple[int, int], step: int) -> None:
     )
 
 
-@pytest.mark.parametrize("groups", [2, 4])
-def test_group_normalisation(groups: int) -> None:
-    """In blocks, behind a convolution."""
+@pytest.mark.parametrize(("channels", "groups"), [(32, 2), (32, 4), (32, 8), (20, 2)])
+def test_group_normalisation(channels: int, groups: int) -> None:
+    """In blocks, behind a convolution; of groups that fill blocks, and of others."""
     same_as_onnxruntime(
         model(
             [node("Conv", ["x", "w"], ["a"]), node("GroupNormalization", ["a", "g", "b"], ["y"], num_groups=groups)],
             {"x": [2, 8, 5, 6]},
             ["y"],
-            {"w": weights(32, 8, 1, 1), "g": np.linspace(0.5, 2, 32, dtype="float32"), "b": weights(32)},
+            {
+                "w": weights(channels, 8, 1, 1),
+                "g": np.linspace(0.5, 2, channels, dtype="float32"),
+                "b": weights(channels),
+            },
             opset=21,
         )
     )
+
+
+def test_instance_normalisation() -> None:
+    """Means and variances over the places of a channel, in blocks and in plain rows."""
+    constants = {"g": np.linspace(0.5, 2, 12, dtype="float32"), "b": weights(12)}
+    norm = node("InstanceNormalization", ["a", "g", "b"], ["y"])
+    same_as_onnxruntime(
+        model(
+            [node("Conv", ["x", "w"], ["a"]), norm],
+            {"x": [2, 8, 5, 6]},
+            ["y"],
+            {"w": weights(12, 8, 1, 1), **constants},
+        )
+    )
+    same_as_onnxruntime(model([node("Relu", ["x"], ["a"]), norm], {"x": [2, 12, 9]}, ["y"], constants))
 
 
 def test_functions_and_whole_numbers() -> None:

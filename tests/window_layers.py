@@ -6,7 +6,7 @@ import numpy as np
 from schedule_harness import Role, Sketch, Value, block, convolve
 
 from autofuse.graph.model import MappingType, Work
-from autofuse.lower.normalizations import group_norm_blocked
+from autofuse.lower.normalizations import group_norm_blocked, group_norm_lanes
 from autofuse.lower.window_operators import grouped_conv2d, pack_grouped, pack_transposed, transposed_conv2d
 
 
@@ -82,7 +82,10 @@ def normalised(sketch: Sketch, data: Value, plain: np.ndarray, groups: int, epsi
     answer = (rows.reshape(plain.shape) * scale + bias).astype("float32")
     constants = [sketch.source((), Role.CONSTANT, block(a)) for a in (scale, bias)]
     many = [MappingType.MANY_TO_ONE, MappingType.ONE_TO_MANY, MappingType.ONE_TO_MANY]
+    attrs: dict[str, float] = {"groups": groups, "epsilon": epsilon}
+    whole = channels // groups % 8 == 0
     return sketch.op(
-        "nn.group_norm", group_norm_blocked, [data, *constants], block(answer), mappings=many,
-        attrs={"groups": groups, "epsilon": epsilon, "variant": "blocked"}, groups=groups, epsilon=epsilon,
+        "nn.group_norm", group_norm_blocked if whole else group_norm_lanes, [data, *constants], block(answer),
+        mappings=many, attrs={**attrs, "variant": "blocked" if whole else "lanes"}, **attrs,
+        **({} if whole else {"channels": channels}),
     )  # fmt: skip

@@ -78,8 +78,9 @@ def _array_of(constant: Any) -> NDArray[Any]:
 class Lowering:
     """State of one walk: the builder, the values made so far, the kernels by what they compute."""
 
-    def __init__(self, lanes: int, module: tvm.IRModule) -> None:
+    def __init__(self, lanes: int, module: tvm.IRModule, norms_by_lanes: bool) -> None:
         self.lanes = lanes
+        self.norms_by_lanes = norms_by_lanes
         self._module = module
         self.blocked = blocked(lanes)
         self.builder = relax.BlockBuilder()
@@ -317,8 +318,11 @@ def _operand(value: Value) -> list[object]:
     return [value.dtype, list(value.shape)]
 
 
-def lower(prepared: Any, lanes: int) -> LoweredModel:
+def lower(prepared: Any, lanes: int, *, norms_by_lanes: bool = True) -> LoweredModel:
     """Lower a `PreparedModel` for vectors of `lanes` float32.
+
+    norms_by_lanes: whether group normalisations of images in blocks are one operator also where groups do not fill
+    blocks; else these are taken apart. There are schedules for a CPU alone.
 
     An operator that TVM cannot legalise stays a plain Relax call, outside every group.
     """
@@ -327,7 +331,7 @@ def lower(prepared: Any, lanes: int) -> LoweredModel:
 
     module = route_channels(prepared.module, lanes)
     function = module["main"]
-    state = Lowering(lanes, module)
+    state = Lowering(lanes, module, norms_by_lanes)
     builder = state.builder
     with builder.function("main", params=list(function.params)):
         with builder.dataflow():

@@ -1,4 +1,4 @@
-"""Group normalisation: in blocks where groups are whole blocks of channels, else taken apart in the model's layout."""
+"""Group normalisation: of images in blocks in these, however many channels a group has; else taken apart, unblocked."""
 
 from __future__ import annotations
 
@@ -24,18 +24,24 @@ def group_norm(state: Lowering, call: Any, hint: str) -> Value | None:
         return None
     groups, epsilon = int(attrs.num_groups), float(attrs.epsilon)
     gamma, beta = as_numpy(scale).reshape(-1), as_numpy(bias).reshape(-1)
-    if data.layout == state.blocked and data.shape[1] // groups % state.lanes == 0:
-        shape = (1, data.shape[1], 1, 1)
+    channels = data.shape[1]
+    whole = channels // groups % state.lanes == 0
+    if data.layout == state.blocked and (whole or state.norms_by_lanes):
+        shape = (1, channels, 1, 1)
         operands = [Value(shape, "float32", PLAIN, {}, a.reshape(shape)) for a in (gamma, beta)]
         return state.emit_te(
             "nn.group_norm",
-            lambda x, g, b: group_norm_blocked(x, g, b, groups=groups, epsilon=epsilon),
+            lambda x, g, b: (
+                group_norm_blocked(x, g, b, groups=groups, epsilon=epsilon)
+                if whole
+                else group_norm_lanes(x, g, b, groups=groups, epsilon=epsilon, channels=channels)
+            ),
             [(data, state.blocked), *((v, state.blocked) for v in operands)],
             [state.in_blocks(data), *(constant_of(block_array(as_numpy(v), state.lanes)) for v in operands)],
             shape=data.shape,
             dtype="float32",
             layout=state.blocked,
-            attrs={"groups": groups, "epsilon": epsilon, "variant": "blocked"},
+            attrs={"groups": groups, "epsilon": epsilon, "variant": "blocked" if whole else "lanes"},
             hint=hint,
         )
     return _taken_apart(state, data, gamma, beta, groups, epsilon, hint)
@@ -97,6 +103,47 @@ def group_norm_blocked(data: te.Tensor, scale: te.Tensor, bias: te.Tensor, *, gr
 
     def normal(b: tirx.Var, co: tirx.Var, y: tirx.Var, x: tirx.Var, ci: tirx.Var) -> tirx.Expr:
         g = tirx.floordiv(co, per)
+        deviation = tirx.rsqrt(squares[b, g] * inverse + tirx.const(epsilon, "float32"))
+        off = data[b, co, y, x, ci] - total[b, g] * inverse
+        return off * deviation * scale[0, co, 0, 0, ci] + bias[0, co, 0, 0, ci]
+
+    return te.compute((n, outer, h, w, block), normal, name="gnorm", attrs={ROLE: "gnorm"})
+
+
+def group_norm_lanes(
+    data: te.Tensor, scale: te.Tensor, bias: te.Tensor, *, groups: int, epsilon: float, channels: int
+) -> te.Tensor:
+    """As `group_norm_blocked`, of any `channels` that the groups divide: blocks hold several groups, or parts of them.
+
+    The lanes past the last channel are treated like the last group: 0, where scale and bias are 0 there.
+    """
+    n, outer, h, w, block = static_shape(data)
+    per = channels // groups
+    inverse = tirx.const(1.0 / (per * h * w), "float32")
+
+    def over() -> list[tirx.IterVar]:
+        return [te.reduce_axis((0, extent), name) for extent, name in zip((per, h, w), ("c", "y", "x"), strict=True)]
+
+    def element(b: tirx.Var, g: tirx.Var, axes: list[tirx.IterVar]) -> tirx.Expr:
+        channel = g * per + axes[0]
+        return data[b, tirx.floordiv(channel, block), axes[1], axes[2], tirx.floormod(channel, block)]
+
+    first, second = over(), over()
+    total = te.compute(
+        (n, groups), lambda b, g: te.sum(element(b, g, first), axis=first), name="gnorm_sum",
+        attrs={ROLE: "gnorm_sum"},
+    )  # fmt: skip
+
+    def square(b: tirx.Var, g: tirx.Var) -> tirx.Expr:
+        off = element(b, g, second) - total[b, g] * inverse
+        return te.sum(off * off, axis=second)
+
+    squares = te.compute((n, groups), square, name="gnorm_squares", attrs={ROLE: "gnorm_squares"})
+
+    def normal(b: tirx.Var, co: tirx.Var, y: tirx.Var, x: tirx.Var, ci: tirx.Var) -> tirx.Expr:
+        g = tirx.floordiv(co * block + ci, per)
+        if channels % block:
+            g = tirx.min(g, groups - 1)
         deviation = tirx.rsqrt(squares[b, g] * inverse + tirx.const(epsilon, "float32"))
         off = data[b, co, y, x, ci] - total[b, g] * inverse
         return off * deviation * scale[0, co, 0, 0, ci] + bias[0, co, 0, 0, ci]

@@ -252,6 +252,7 @@ _KINDS: Mapping[str, Callable[[Operator, list[Array]], Array]] = {
     "sum": _reduced("sum"),
     "max": _reduced("max"),
     "min": _reduced("min"),
+    "variance": _reduced("var"),
     "nn.softmax": _softmax,
     "nn.layer_norm": _layer_norm,
     "take": _take,

@@ -113,12 +113,15 @@ def batch_to_space(op: Operator, operands: list[Array]) -> Array:
 
 
 def group_norm(op: Operator, operands: list[Array]) -> Array:
-    """Scale and bias have the channels of the data."""
+    """Scale and bias have the channels of the data. Those that only fill the last block are treated as the last group
+    is, and do not count in it."""
     data, scale, bias = operands
-    rows = data.astype("float64").reshape(data.shape[0], ints(op, "groups")[0], -1)
-    off = rows - rows.mean(2, keepdims=True)
-    off = off / np.sqrt(off.var(2, keepdims=True) + number_of(op, "epsilon"))
-    return cast(Array, (off.reshape(data.shape) * scale + bias).astype("float32"))
+    (groups,), channels = ints(op, "groups"), logical(op)[1]
+    rows = data[:, :channels].astype("float64").reshape(data.shape[0], groups, -1)
+    mean, deviation = rows.mean(2), np.sqrt(rows.var(2) + number_of(op, "epsilon"))
+    of = np.minimum(np.arange(data.shape[1]) * groups // channels, groups - 1)
+    off = (data - mean[:, of, None, None]) / deviation[:, of, None, None]
+    return cast(Array, (off * scale + bias).astype("float32"))
 
 
 def max_pool(op: Operator, operands: list[Array]) -> Array:

@@ -2,10 +2,12 @@
 
 A task takes a group of channels: its sum, the sum of squared distances from the mean, and the results with what follows
 applied, in three passes over data that stay in the nearest cache. What is computed before is kept by the first pass.
+Where groups do not fill blocks, a task takes the fewest whole groups that do, and sums are those of channels first.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
 
 _SERIAL_ELEMENTS = 8192
+# Groups of whole blocks, and others: see `lower/normalizations.py`.
+_VARIANTS = ("blocked", "lanes")
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,8 @@ class GroupNormFamily(ScheduleFamily):
     keeps_shape: ClassVar[bool] = True
 
     def anchors(self, op: Operator) -> bool:
-        """Group normalisations of whole blocks."""
-        return op.kind == "nn.group_norm" and op.attrs.get("variant") == "blocked"
+        """Group normalisations in channel blocks."""
+        return op.kind == "nn.group_norm" and op.attrs.get("variant") in _VARIANTS
 
     def admits(self, op: Operator) -> bool:
         """These, and what may surround them."""
@@ -50,7 +54,7 @@ class GroupNormFamily(ScheduleFamily):
 
     def match(self, group: Group, hardware: Hardware) -> Refusal | None:
         """One normalisation; elementwise operators before it, beside it and after it."""
-        found = W.parse(group, ("nn.group_norm",), ("blocked",))
+        found = W.parse(group, ("nn.group_norm",), _VARIANTS)
         if isinstance(found, Refusal):
             return found
         if found.out.shape[-1] != hardware.lanes or len(found.out.shape) != 5:
@@ -62,7 +66,7 @@ class GroupNormFamily(ScheduleFamily):
         window = self._window(group)
         elements = window.out.elements
         order: tuple[int, ...] = (1, 0) if elements > _SERIAL_ELEMENTS else (0, 1)
-        if hardware.cores == 1 or groups_of(window) == 1:
+        if hardware.cores == 1 or share_of(window).tasks == 1:
             order = (0,)
         elif elements > 16 * _SERIAL_ELEMENTS:
             order = (1,)
@@ -72,10 +76,10 @@ class GroupNormFamily(ScheduleFamily):
         return [GroupNormConfiguration(v, parallel) for parallel in order for v in vectors]
 
     def shape(self, group: Group, config: Configuration, hardware: Hardware) -> KernelShape:
-        """Three passes over a group's data, from the nearest cache that holds them."""
+        """Three passes over a task's data, from the nearest cache that holds them."""
         assert isinstance(config, GroupNormConfiguration)
         window = self._window(group)
-        tasks = groups_of(window)
+        tasks = share_of(window).tasks
         data = window.data.bytes // tasks
         memory = window.memory_bytes
         again = 2 * window.data.bytes + (window.data.bytes if window.prologue else 0)
@@ -94,17 +98,35 @@ class GroupNormFamily(ScheduleFamily):
     def apply(self, func: PrimFunc, group: Group, config: Any, hardware: Hardware) -> PrimFunc:
         """See the module's description."""
         from autofuse.schedule import blocks
-        from autofuse.schedule.cpu.group_norm_nests import GroupNormNests
+        from autofuse.schedule.cpu.group_norm_nests import GroupNormNests, LaneNormNests
 
         window = self._window(group)
-        return blocks.guarded(
-            f"group_norm {config.text}", lambda: GroupNormNests(func, window, config, hardware.lanes).build()
-        )
+        nests = GroupNormNests if window.anchor.attrs["variant"] == "blocked" else LaneNormNests
+        return blocks.guarded(f"group_norm {config.text}", lambda: nests(func, window, config, hardware.lanes).build())
 
     def _window(self, group: Group) -> W.Window:
-        return matched(W.parse(group, ("nn.group_norm",), ("blocked",)))
+        return matched(W.parse(group, ("nn.group_norm",), _VARIANTS))
 
 
-def groups_of(window: W.Window) -> int:
-    """Groups of channels over the whole batch."""
-    return window.out.shape[0] * int(str(window.anchor.attrs["groups"]))
+@dataclass(frozen=True)
+class Share:
+    """What a task takes of an image: `blocks` of channels, which hold `groups` whole groups of `channels` each.
+
+    images: of the batch; tasks: over all of them.
+    """
+
+    blocks: int
+    groups: int
+    channels: int
+    images: int
+    tasks: int
+
+
+def share_of(window: W.Window) -> Share:
+    """The fewest blocks that hold whole groups; all of an image whose last block is not full."""
+    images, blocks, _, _, lanes = window.out.shape
+    groups = int(str(window.anchor.attrs["groups"]))
+    stored = blocks * lanes
+    channels = (window.out.logical_shape[1] if window.out.logical_shape else stored) // groups
+    shares = stored // math.lcm(channels, lanes) if groups * channels == stored else 1
+    return Share(blocks // shares, groups // shares, channels, images, images * shares)
