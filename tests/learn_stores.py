@@ -207,7 +207,7 @@ def small_predictor() -> Trained:
 def trusting_model(families: dict[str, int]) -> LearnedCostModel:
     """A learned cost model that predicts whatever it is asked of these families, in range or not."""
     trained = small_predictor()
-    trust = replace(trained.card.trust, limit=1e9, failing=None)
+    trust = replace(trained.card.trust, base_scale=1e9, failing=None)
     card = replace(trained.card, families=families, range=TrainingRange({}), trust=trust)
     return LearnedCostModel(card, trained.files, MACHINE)
 

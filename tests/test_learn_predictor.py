@@ -124,12 +124,12 @@ class TestCostModel:
             model = LearnedCostModel(replace(trained.card, families=families), trained.files, MACHINE)
             assert set(model.sources(near)) == {"analytical"}
 
-    def test_falls_back_where_large_errors_are_expected(self, trained: Trained) -> None:
+    def test_falls_back_where_smaller_errors_are_expected_of_the_analytical_model(self, trained: Trained) -> None:
         near = candidates(matmul_group(64, 128, 96))
         doubtful = LearnedCostModel(
-            replace(trained.card, trust=replace(trained.card.trust, limit=0.0)), trained.files, MACHINE
+            replace(trained.card, trust=replace(trained.card.trust, base_scale=0.0)), trained.files, MACHINE
         )
-        assert "analytical" in doubtful.sources(near)
+        assert set(doubtful.sources(near)) == {"analytical"}
         assert (trusting_model({"tile": 3}).predict(near).uncertainty > 0).any()
 
     def test_a_new_calibration_of_the_same_machine_shifts_nothing(self, trained: Trained) -> None:
@@ -237,13 +237,13 @@ class TestDirectory:
             (lambda p: (p / "card.json").write_text("[]"), "no card"),
             (lambda p: (p / "member-1.json").unlink(), "member-1.json"),
             (lambda p: (p / "member-1.json").write_bytes(b"x"), "member-1.json was changed"),
-            (lambda p: edit(p, version=1), "version 1, this program reads 2"),
+            (lambda p: edit(p, version=1), "version 1, this program reads 3"),
             (lambda p: edit(p, kind="gpu"), "features of version"),
             (lambda p: edit(p, kind="gpu", features=OF_GPUS), "for a gpu, the target is a cpu"),
             (lambda p: edit(p, kind="toaster"), "damaged"),
             (lambda p: edit(p, features={"version": 99, "names": []}), "features of version 99"),
             (lambda p: edit(p, features={"version": FEATURE_VERSION, "names": ["a"]}), "features are not"),
-            (lambda p: edit(p, trust={"offset": "high", "scale": 1, "limit": 1, "failing": None}), "damaged"),
+            (lambda p: edit(p, trust={"offset": "high", "scale": 1, "base_scale": 1, "failing": None}), "damaged"),
             (lambda p: edit(p, members=[]), "damaged"),
             (lambda p: edit(p, members=[{"file": "../x", "sha256": "", "trees": 1}]), "damaged"),
             (lambda p: edit(p, hardware=[{"digest": "d", "records": 1, "description": {}}]), "damaged"),

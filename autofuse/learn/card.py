@@ -12,7 +12,7 @@ from autofuse.learn.ranges import TrainingRange
 from autofuse.target import GpuHardware, Hardware
 
 FORMAT = "autofuse-predictor"
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -38,18 +38,19 @@ class Trust:
     """What decides whether a prediction counts.
 
     offset: ln of the usual measured/analytical ratio. scale: what the error trees say times this is the expected error
-    (ln); above `limit` the analytical model, scaled by exp(offset), is no worse. failing: candidates whose probability
-    of failure is higher are left out, None without a classifier.
+    (ln); base_scale: the same of the analytical model, scaled by exp(offset), which answers where less is expected of
+    it. failing: candidates whose probability of failure is higher are left out, None without a classifier.
     """
 
     offset: float
     scale: float
-    limit: float
+    base_scale: float
     failing: float | None = None
 
 
-#: The file of the trees that say how large an error is to be expected, and of those that say what fails.
-ERRORS, FAILURES = "member-errors.json", "member-failures.json"
+#: Files of trees that say how large an error is to be expected, of the predictor and of the analytical model, and of
+#: those that say what fails.
+ERRORS, BASE_ERRORS, FAILURES = "member-errors.json", "member-base-errors.json", "member-failures.json"
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ class Card:
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"its card is damaged ({type(error).__name__}: {error})") from None
         files = [m.file for m in card.members]
-        wanted = {ERRORS, *([FAILURES] if card.trust.failing is not None else [])}
+        wanted = {ERRORS, BASE_ERRORS, *([FAILURES] if card.trust.failing is not None else [])}
         if any("/" in name or "\\" in name for name in files) or not wanted < set(files):
             raise ValueError("its card is damaged (members)")
         return card
@@ -151,7 +152,7 @@ class Card:
             " latencies of cold weights too"
             f" (data hash `{data['hash']}`), seed {training['seed']}, feature version {self.feature_version}.",
             "It predicts ln(measured / analytical) of a candidate kernel; where a candidate lies outside what it was",
-            f"trained on, or the expected error is over {self.trust.limit:.2f} (ln), the analytical model answers,",
+            "trained on, or a smaller error is expected of the analytical model, that one answers,",
             f"scaled by {math.exp(self.trust.offset):.3g}.",
             "",
             "## Errors on workloads that the predicting member did not see",
@@ -224,7 +225,7 @@ def _trust(content: Mapping[str, Any]) -> Trust:
     return Trust(
         _number(content["offset"]),
         _number(content["scale"]),
-        _number(content["limit"]),
+        _number(content["base_scale"]),
         None if failing is None else _number(failing),
     )
 

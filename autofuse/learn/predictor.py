@@ -20,7 +20,7 @@ from autofuse.cost.model import Candidate, CostModel
 from autofuse.cost.schema import schema_of
 from autofuse.errors import PredictorError
 from autofuse.learn.booster import Booster
-from autofuse.learn.card import ERRORS, FAILURES, Card
+from autofuse.learn.card import BASE_ERRORS, ERRORS, FAILURES, Card
 from autofuse.learn.train import Trained
 from autofuse.learn.uncertainty import expected
 from autofuse.target import Hardware
@@ -49,7 +49,7 @@ class LearnedCostModel(CostModel):
 
     The analytical model, scaled by the ratio that is usual in the training data, answers for what the predictor cannot
     know: candidates of families (or of versions of them) that it was not trained on, candidates outside the training
-    range, and those whose expected error is larger than its own usual one. On hardware that the card describes the
+    range, and those of which a smaller error is expected of it. On hardware that the card describes the
     analytical part uses the description in the card, so that a new calibration shifts nothing. `cold`: of a network
     whose weights do not stay in the last cache (`cost/weights.py`). Candidates that are expected to fail cost infinity.
     """
@@ -61,7 +61,7 @@ class LearnedCostModel(CostModel):
         self.cold = cold
         self._schema = schema_of(card.kind)
         models = {name: Booster(content) for name, content in files.items()}
-        self._errors = models.pop(ERRORS)
+        self._errors, self._base_errors = models.pop(ERRORS), models.pop(BASE_ERRORS)
         self._failures = models.pop(FAILURES, None)
         self._members = list(models.values())
         alike = [h for h in card.hardware if _same_machine(h.description, hardware)]
@@ -102,7 +102,8 @@ class LearnedCostModel(CostModel):
         # Where the members disagree more than they err elsewhere the error trees have not seen the like.
         spread = residuals.std(axis=0, ddof=1) if len(residuals) > 1 else np.zeros(len(features))
         uncertainty = np.maximum(expected(self._errors, trust.scale, features), spread)
-        trusted = self.card.range.contains(features) & (uncertainty <= trust.limit)
+        otherwise = expected(self._base_errors, trust.base_scale, features)
+        trusted = self.card.range.contains(features) & (uncertainty <= otherwise)
         if known is not None:
             trusted &= known
         shift = np.where(trusted, residual, trust.offset)
@@ -110,7 +111,7 @@ class LearnedCostModel(CostModel):
         if self._failures is not None and trust.failing is not None:
             fails = trusted & (self._failures.predict(features) > trust.failing)
             seconds = np.where(fails, np.inf, seconds)
-        return Prediction(seconds, trusted, np.where(trusted, uncertainty, trust.limit))
+        return Prediction(seconds, trusted, np.where(trusted, uncertainty, otherwise))
 
 
 def describes(card: Card, hardware: Hardware) -> bool:

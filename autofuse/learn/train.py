@@ -2,8 +2,9 @@
 
 The ensemble is that of a cross-validation by workload: each member was trained without one fold, so that its
 predictions for that fold are honest. From their errors a second model learns how sure a prediction is
-(`uncertainty.py`), and what failed teaches which candidates to leave out (`failing.py`). A model stops growing when the
-error on a part of its own training rows, again whole workloads, no longer falls.
+(`uncertainty.py`), from the analytical model's another how sure that one is, and what failed teaches which candidates
+to leave out (`failing.py`). A model stops growing when the error on a part of its own training rows, again whole
+workloads, no longer falls.
 """
 
 from __future__ import annotations
@@ -18,21 +19,19 @@ from numpy.typing import NDArray
 from autofuse.errors import PredictorError
 from autofuse.learn.booster import Booster
 from autofuse.learn.boosting import TreeSettings, contributions, fit, trees
-from autofuse.learn.card import Card, Member, TrainedHardware, Trust
+from autofuse.learn.card import BASE_ERRORS, ERRORS, FAILURES, Card, Member, TrainedHardware, Trust
 from autofuse.learn.dataset import Dataset
 from autofuse.learn.failing import FailureModel, fit_failures
 from autofuse.learn.metrics import Metrics, score
 from autofuse.learn.ranges import TrainingRange
 from autofuse.learn.splits import by_workload
-from autofuse.learn.uncertainty import EXPECTED, Coverage, ErrorModel, fit_errors
+from autofuse.learn.uncertainty import Coverage, ErrorModel, fit_errors
 
 Array = NDArray[np.float64]
 
 MIN_RECORDS = 50
 MIN_WORKLOADS = 10
 EVALUATION_ONLY = "the records are kept for evaluation alone, nothing may be learned from them: give another store"
-#: Expected errors below this (ln) are no reason to doubt a prediction, however good the analytical model is.
-_SMALLEST_LIMIT = 0.05
 #: Rows whose SHAP values are taken.
 _EXPLAINED = 1000
 
@@ -86,15 +85,15 @@ def train_predictor(
     tell("training the model of its errors")
     wrong = np.abs(dataset.residual - outside)
     errors = fit_errors(dataset.features, wrong, dataset.workloads, s.seed)
+    base_errors = fit_errors(dataset.features, np.abs(dataset.residual - offset), dataset.workloads, s.seed)
     tell("training the classifier of failures")
     failing = fit_failures(dataset, s.seed)
     tell("scoring")
     residuals = {"learned": outside, "analytical": np.zeros(len(dataset)), "analytical_scaled": scaled}
     metrics = {name: score(dataset.measured, dataset.base + r, dataset.comparable) for name, r in residuals.items()}
-    usual = float(np.quantile(np.abs(dataset.residual - offset), EXPECTED))
-    trust = Trust(offset, errors.scale, max(_SMALLEST_LIMIT, usual), None if failing is None else failing.limit)
+    trust = Trust(offset, errors.scale, base_errors.scale, None if failing is None else failing.limit)
     coverage = Coverage.of(wrong, errors.outside)
-    files = _files(members, errors, failing)
+    files = _files(members, errors, base_errors, failing)
     card = Card(
         kind=dataset.schema.kind,
         feature_version=dataset.schema.version,
@@ -131,11 +130,13 @@ def train_predictor(
     return Trained(files, card, metrics, dataset.base + outside)
 
 
-def _files(members: list[bytes], errors: ErrorModel, failing: FailureModel | None) -> dict[str, bytes]:
+def _files(
+    members: list[bytes], errors: ErrorModel, base_errors: ErrorModel, failing: FailureModel | None
+) -> dict[str, bytes]:
     files = {f"member-{k}.json": m for k, m in enumerate(members)}
-    files["member-errors.json"] = errors.model
+    files |= {ERRORS: errors.model, BASE_ERRORS: base_errors.model}
     if failing is not None:
-        files["member-failures.json"] = failing.model
+        files[FAILURES] = failing.model
     return files
 
 
