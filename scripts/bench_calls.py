@@ -103,8 +103,7 @@ def main() -> int:
         f"Chains of elementwise operators over {ELEMENTS} numbers, every operator a kernel of its own, on the calling"
         f" thread; µs a call, medians of {rounds} turns of {CALLS} calls ± half the distance between the quartiles; all"
         " take turns in one process. `call` is `exe(x)` from Python, `function` the compiled model without its checks"
-        " and conversions, `onnxruntime` a session with its optimiser off. Both of ours put the calling thread on a"
-        " processor of its own meanwhile (docs/architecture.md), which `AUTOFUSE_BIND=0` leaves out.",
+        " and conversions, `onnxruntime` a session with its optimiser off.",
         table(["kernels", *(f"{name}, µs" for name in names)], rows),
         f"A parallel region takes {hardware.parallel_overhead * 1e6:.1f} µs while the pool is awake"
         " (`autofuse doctor --calibrate`); whether a kernel has one is part of its configuration. Memory between"

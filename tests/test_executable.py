@@ -320,37 +320,30 @@ bound = pytest.mark.skipif(
 
 
 @bound
-def test_a_pool_of_all_processors_has_one_for_each_of_its_threads() -> None:
-    before = os.sched_getaffinity(0)
-
-    def work() -> tuple[list[set[int]], set[int], set[int], set[int]]:
+def test_in_a_process_that_only_times_each_thread_of_a_pool_of_all_processors_has_one() -> None:
+    def work() -> tuple[list[set[int]], set[int]]:
         there = set(_allowed())
-        threads_module.configure_threads(len(places()))
-        new = [cpus for task, cpus in _allowed().items() if task not in there]
-        outside = os.sched_getaffinity(0)
-        inside = threads_module.run_at_home(os.sched_getaffinity, 0)
-        with pytest.raises(ZeroDivisionError):
-            threads_module.run_at_home(lambda: 1 // 0)
-        return new, outside, inside, os.sched_getaffinity(0)
+        threads_module.stay_at_home(len(places()))
+        return [cpus for task, cpus in _allowed().items() if task not in there], os.sched_getaffinity(0)
 
-    workers, outside, inside, afterwards = in_new_thread(work)
-    assert outside == afterwards == before
-    assert inside == {places()[0]}
+    before = os.sched_getaffinity(0)
+    workers, caller = in_new_thread(work)
+    assert caller == {places()[0]} and os.sched_getaffinity(0) == before
     # Whatever TVM starts beside its pool is bound to nothing of this.
-    assert [{cpu} for cpu in places()[1:]] == sorted(cpus for cpus in workers if len(cpus) == 1 and cpus != inside)
+    assert [{cpu} for cpu in places()[1:]] == sorted(cpus for cpus in workers if len(cpus) == 1 and cpus != caller)
 
 
 @bound
-@pytest.mark.parametrize("why", ["fewer threads", "asked not to"])
-def test_other_pools_are_left_to_the_scheduler(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
-    if why == "asked not to":
-        monkeypatch.setenv("AUTOFUSE_BIND", "0")
+def test_other_pools_are_left_to_the_scheduler() -> None:
+    def timing_on_one() -> set[int]:
+        threads_module.stay_at_home(1)
+        return os.sched_getaffinity(0)
 
-    def work() -> set[int]:
-        threads_module.configure_threads(1 if why == "fewer threads" else len(places()))
-        return threads_module.run_at_home(os.sched_getaffinity, 0)
+    def running_on_all() -> set[int]:
+        threads_module.configure_threads(len(places()))
+        return os.sched_getaffinity(0)
 
-    assert in_new_thread(work) == os.sched_getaffinity(0)
+    assert in_new_thread(timing_on_one) == in_new_thread(running_on_all) == os.sched_getaffinity(0)
 
 
 def test_every_thread_has_a_pool_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

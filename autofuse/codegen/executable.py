@@ -16,7 +16,7 @@ from autofuse.codegen.described import Described
 from autofuse.codegen.gpu_package import is_gpu_package
 from autofuse.codegen.library import machine_code
 from autofuse.codegen.package import copy_package, read_package, write_package
-from autofuse.codegen.threads import configure_threads, run_at_home
+from autofuse.codegen.threads import configure_threads
 from autofuse.errors import ModelError, TargetError
 from autofuse.target.architecture import architecture_of, architecture_of_file
 from autofuse.target.registry import missing_features
@@ -90,7 +90,7 @@ class Executable(Described):
         Raises InputError for a missing, unknown or misshapen input.
         """
         main, arguments = self._ready(arrays, named)
-        result = run_at_home(main, *arguments)
+        result = main(*arguments)
         results = [result] if hasattr(result, "numpy") else list(result)
         # A result may be an argument handed through, or the same as another: that memory belongs to somebody else.
         taken = {t.data_ptr() for t in arguments}
@@ -106,7 +106,7 @@ class Executable(Described):
         It gives TVM's own result; the arrays must not change meanwhile. Raises InputError as a call does.
         """
         main, arguments = self._ready(arrays, named)
-        return lambda: run_at_home(main, *arguments)
+        return lambda: main(*arguments)
 
     def instrument(self, observer: Callable[[str, bool], None]) -> None:
         """Have `observer(name, before)` called around every function that this thread's machine calls."""

@@ -9,10 +9,8 @@ import os
 SPIN_COUNT = 4000
 
 
-#: Set to 0, it leaves a pool of all processors to the system's scheduler (`codegen/threads.py` binds it otherwise).
-BIND = "AUTOFUSE_BIND"
-#: What TVM reads for that, whenever a pool is made or changed.
-BIND_TVM = "TVM_BIND_THREADS"
+#: Whether TVM binds threads to processors, read whenever a pool is made or changed.
+BIND = "TVM_BIND_THREADS"
 
 
 def pool_environment(threads: int) -> dict[str, str]:
@@ -23,6 +21,6 @@ def pool_environment(threads: int) -> dict[str, str]:
     """
     return {
         "TVM_NUM_THREADS": str(threads),
-        BIND_TVM: "0",
+        BIND: "0",
         "TVM_THREAD_POOL_SPIN_COUNT": os.environ.get("TVM_THREAD_POOL_SPIN_COUNT", str(SPIN_COUNT)),
     }
