@@ -15,10 +15,10 @@ from autofuse.learn.boosting import TreeSettings, fit
 from autofuse.learn.dataset import Dataset
 
 _FOLDS = 3
-#: What is drawn from. All trees of a predictor together decide how fast it is: about 500 (rounds × members) of depth 5
-#: give 100,000 predictions a second, deeper ones do not.
+#: What is drawn from. All trees of a predictor together decide how fast it is and how large its files are: 500 (rounds
+#: × members) of depth 5 gave 270,000 predictions a second on two cores of a Zen 4, of depth 8 206,000.
 _SPACE = {
-    "depth": [3, 4, 5],
+    "depth": [4, 5, 6, 7],
     "eta": [0.08, 0.12, 0.15, 0.2, 0.3],
     "subsample": [0.6, 0.8, 1.0],
     "columns": [0.4, 0.6, 0.8],
