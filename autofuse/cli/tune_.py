@@ -58,7 +58,7 @@ def command(
 ) -> None:
     """Tune the search's thresholds on MODELs by replaying costs: nothing is compiled and nothing is timed.
 
-    The result is the fastest search whose plans cost at most 1 % more than the best ones found. With a predictor and a
+    The result is the fastest search that costs no network more than 1 % of its best plan found. With a predictor and a
     record store, searches know what the predictor says, and plans cost what the records say.
     """
     given = input_shapes(shapes)

@@ -72,6 +72,10 @@ class Outcome:
         """Mean over the networks of plan cost over that in `to`."""
         return sum(cost / to[name] for name, cost in self.costs.items()) / len(self.costs)
 
+    def worst(self, to: Mapping[str, float]) -> float:
+        """The largest of these, of the network whose plan suffers most."""
+        return max(cost / to[name] for name, cost in self.costs.items())
+
     def as_dict(self, to: Mapping[str, float]) -> dict[str, Any]:
         """Plain JSON values; plan costs relative to `to`."""
         return {
@@ -152,10 +156,14 @@ def best_costs(outcomes: Iterable[Outcome]) -> dict[str, float]:
 
 
 def select(outcomes: Sequence[Outcome], tolerance: float = TOLERANCE) -> Outcome:
-    """The outcome with the least effort whose plans cost no more than 1 + `tolerance` times those of the best one."""
+    """The outcome with the least effort no plan of which costs more than 1 + `tolerance` times the best one known.
+
+    Where there is none, of those that come nearest to that. A mean over networks would trade one network's plan for
+    another's, and what was given up so was twice as much on networks that a study did not see.
+    """
     to = best_costs(outcomes)
-    limit = min(o.ratio(to) for o in outcomes) * (1 + tolerance)
-    good = [o for o in outcomes if o.ratio(to) <= limit]
+    limit = max(1.0, min(o.worst(to) for o in outcomes)) * (1 + tolerance)
+    good = [o for o in outcomes if o.worst(to) <= limit]
     return min(good, key=lambda o: (o.seconds, o.ratio(to)))
 
 
