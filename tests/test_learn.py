@@ -255,7 +255,7 @@ class TestTraining:
     def test_settings_are_searched_among_those_that_predict_fast_enough(
         self, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Deeper trees than usual would, of as many, predict fewer than 100,000 candidates a second."""
+        """Deeper trees than the deepest of the space would, of as many, predict too few candidates a second."""
         tried: list[TreeSettings] = []
 
         def noted(*arguments: Any, **named: Any) -> bytes:
@@ -266,7 +266,7 @@ class TestTraining:
         start = TreeSettings(rounds=3)
         best = tree_search.search_trees(dataset.select(range(400)), 10, start)
         assert tried[0] == start and best in tried and len(set(tried)) == 11 and {t.rounds for t in tried} == {3}
-        assert max(t.depth for t in tried) == TreeSettings().depth > min(t.depth for t in tried)
+        assert max(t.depth for t in tried) <= 7 and len({t.depth for t in tried}) > 1
 
     def test_too_few_records_are_refused_with_the_counts(self) -> None:
         store = fill(MemoryStore(), limit=2)
