@@ -38,7 +38,10 @@ _EXPLAINED = 1000
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """`members` is also the number of folds. All trees together decide how fast a prediction is: `tree_search.py`. `tried`: settings of the trees that these were the best of, on the same records."""
+    """`members` is also the number of folds; how large `trees` may be is told in `tree_search.py`.
+
+    tried: settings of the trees that these were the best of, on the same records.
+    """
 
     seed: int = 0
     members: int = 5
