@@ -172,8 +172,8 @@ def card_part(card: Mapping[str, Any]) -> str:
         )
     parts.append(
         "When the analytical model answers instead of the trees (`learn/predictor.py`), which tuned thresholds are"
-        " taken (`search/tuning.py`) and how deep trees may be was decided after figures of unseen networks were seen, too:"
-        " they are a little better than those of networks that nobody ever looked at would be.\n"
+        " taken (`search/tuning.py`) and how deep trees may be was decided after figures of unseen networks were seen,"
+        " too: they are a little better than those of networks that nobody ever looked at would be.\n"
     )
     return "\n".join(parts)
 
