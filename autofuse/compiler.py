@@ -307,5 +307,4 @@ def limit_fuel(result: SearchResult, problem: SearchProblem, fuel: int) -> Searc
         if not set(choice.group.outputs) <= written:
             kept.append(choice)
             written.update(choice.group.outputs)
-    cost = sum(c.cost for c in kept) + problem.call_cost * len(kept)
-    return replace(result, choices=tuple(kept), cost=cost, proved_optimal=False)
+    return replace(result, choices=tuple(kept), cost=problem.seconds(kept), proved_optimal=False)

@@ -225,14 +225,14 @@ def term_of(kernels: Sequence[Mapping[str, Any]], cold: bool, hardware: Hardware
 
     Kept with the results: the calibration of the machine that they are of is not at hand where the page is written.
     """
-    from autofuse.cost.plan_term import PlanKernel, plan_term
+    from autofuse.cost.plan_term import refill
 
-    launches = []
-    for k in kernels:
-        operands = k["read"] + k["written"] + (0 if cold else k["weights"])
-        launches += [PlanKernel(operands, bool(k["parallel"]))] * k["calls"]
-    term = plan_term(launches, hardware)
-    return {"calls": term.calls, "refill": term.refill}
+    launches = [k for k in kernels for _ in range(k["calls"])]
+    activations = np.array([k["read"] + k["written"] for k in launches], float)
+    constants = np.array([0 if cold else k["weights"] for k in launches], float)
+    cores = np.array([hardware.cores if k["parallel"] else 1 for k in launches])
+    found = refill(activations, constants, cores, hardware)
+    return {"calls": len(launches) * hardware.call_overhead, "refill": float(found.sum())}
 
 
 def row(raw: Mapping[str, Any]) -> dict[str, float]:

@@ -9,7 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from random_graphs import chain
 from records_samples import group
 from test_cost_analytical import FULL, FakeConfiguration, FakeFamily
 
@@ -18,46 +20,70 @@ import bench_plans
 import raw_results
 
 from autofuse.cost.model import Candidate
-from autofuse.cost.plan_term import PlanKernel, plan_kernel, plan_term
-from autofuse.target import Hardware
+from autofuse.cost.plan_term import refill, refills
+from autofuse.graph.model import Group
+from autofuse.search.problem import Choice, SearchProblem
+from autofuse.search.strategies import strategy
+from autofuse.target import GpuHardware, Hardware
 
 MACHINE = Hardware(
     cores=2, l2_bytes=1 << 19, l2_bandwidth=8e10, l3_bandwidth=4e10, call_overhead=5e-7
 )  # a byte from L3 takes 12.5 ps longer than one from L2
 
 
-def test_every_launch_costs_a_call_and_its_operands_come_from_l3_again() -> None:
-    none = plan_term([], MACHINE)
-    assert none.calls == none.refill == none.seconds == 0
-    small = PlanKernel(100_000, True)
-    term = plan_term([small, small, PlanKernel(0, True)], MACHINE)
-    assert term.calls == pytest.approx(1.5e-6) and term.refill == pytest.approx(2 * 1e5 * 12.5e-12 / 2)
-    assert term.seconds == term.calls + term.refill
-    # One core fetches at half the rate of two.
-    assert plan_term([PlanKernel(100_000, False)], MACHINE).refill == pytest.approx(1e5 * 12.5e-12)
+def once(activations: float, constants: float = 0.0, cores: int = 2, machine: Hardware = MACHINE) -> float:
+    (found,) = refill(np.array([activations]), np.array([constants]), np.array([cores]), machine)
+    return float(found)
 
 
-def test_what_no_l2_holds_was_no_faster_when_the_kernel_was_timed() -> None:
-    for parallel, cores in ((True, 2), (False, 1)):
-        full, larger = (plan_term([PlanKernel(b, parallel)], MACHINE).refill for b in (cores << 19, 1 << 30))
-        assert full == pytest.approx((1 << 19) * 12.5e-12) == larger
+def test_operands_come_from_l3_again_at_half_the_rate_for_one_core() -> None:
+    assert once(0) == 0
+    assert once(100_000) == pytest.approx(1e5 * 12.5e-12 / 2)
+    assert once(100_000, cores=1) == pytest.approx(1e5 * 12.5e-12)
+
+
+def test_activations_count_whole_and_constants_as_far_as_l2_held_them() -> None:
+    assert once(1 << 30) == pytest.approx((1 << 30) * 12.5e-12 / 2)
+    for cores in (1, 2):
+        assert once(0, 1 << 30, cores) == pytest.approx((1 << 19) * 12.5e-12) == once(0, cores << 19, cores)
+    assert once(1000, 500) == pytest.approx(once(1500))
 
 
 def test_a_calibration_whose_l3_is_faster_than_its_l2_gives_no_negative_term() -> None:
-    odd = replace(MACHINE, l3_bandwidth=9e10)
-    assert plan_term([PlanKernel(100_000, True)], odd).refill == 0
+    assert once(100_000, machine=replace(MACHINE, l3_bandwidth=9e10)) == 0
 
 
 def test_constants_are_operands_where_weights_stay_in_the_cache() -> None:
     shape = [replace(FULL, tasks=8), replace(FULL, tasks=1)]
-    hot, cold, serial = (
-        plan_kernel(Candidate(group(), FakeFamily(shape), FakeConfiguration(i)), MACHINE, cold)
-        for i, cold in ((0, False), (0, True), (1, True))
-    )
+    family = FakeFamily(shape)
+    parallel, serial = (Candidate(group(), family, FakeConfiguration(i)) for i in (0, 1))
+    hot, cold = (refills([parallel, serial], MACHINE, c) for c in (False, True))
     tensors = group().graph.tensors
-    assert hot.operands - cold.operands == tensors[2].bytes
-    assert cold.operands == sum(tensors[t].bytes for t in (1, 3, 4))
-    assert hot.parallel and not serial.parallel
+    activations = sum(tensors[t].bytes for t in (1, 3, 4))
+    assert cold == pytest.approx([once(activations), once(activations, cores=1)])
+    assert hot == pytest.approx([once(activations, tensors[2].bytes), once(activations, tensors[2].bytes, cores=1)])
+    # A form that is larger than the constant is read instead of it.
+    larger = FakeFamily([replace(FULL, tasks=8, memory_bytes=activations + 2 * tensors[2].bytes)])
+    (found,) = refills([Candidate(group(), larger, FakeConfiguration(0))], MACHINE, False)
+    assert found == pytest.approx(once(activations, 2 * tensors[2].bytes))
+
+
+def test_views_and_kernels_of_gpus_have_none() -> None:
+    view = FakeFamily([replace(FULL, loops=0)])
+    candidate = Candidate(group(), view, FakeConfiguration(0))
+    assert refills([candidate], MACHINE, False) == [0] == refills([candidate], GpuHardware(), False)
+    assert refills([], MACHINE, False).size == 0
+
+
+def test_the_search_weighs_what_a_plan_adds() -> None:
+    """Two kernels that are as quick as one by themselves hand on a tensor: the one is the better plan."""
+    graph = chain(3)
+    singles = [Choice(Group.of(graph, [i]), 1.0, refill=0.25) for i in range(3)]
+    problem = SearchProblem(graph, (*singles, Choice(Group.of(graph, [0, 1, 2]), 3.0, refill=0.25)))
+    for name in ("dp", "exhaustive", "interval"):
+        result = strategy(name).search(problem)
+        assert len(result.choices) == 1 and result.cost == 3.25
+    assert strategy("none").search(problem).cost == 3.75
 
 
 MACHINE_ROW = {

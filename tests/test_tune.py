@@ -160,12 +160,13 @@ class TestEffects:
         found = {e.name: e for e in effects(networks(), Thresholds(max_group_size=2), "dp")}
         assert set(found) == set(SPACE)
         size = found["max_group_size"]
-        assert [value for value, _ in size.values.values()] == [128, Thresholds().max_group_size, 2] and size.matters
+        assert [value for value, _ in size.values.values()] == [128, Thresholds().max_group_size, 2, 2] and size.matters
         shown = size.as_dict()
         assert shown["default"]["plan_cost"] == 1.0 <= shown["tuned"]["plan_cost"]
         assert shown["tuned"]["search_seconds"] < shown["default"]["search_seconds"]
-        # The analytical model is not asked how sure it is, and the default never aborts too early.
-        assert not found["uncertainty_margin"].matters and not found["abort_factor"].matters
+        assert found["uncertainty_margin"].off[0] == 0 < found["uncertainty_margin"].tight[0]
+        # The analytical model is not asked how sure it is, and nothing here is to be computed again.
+        assert not found["uncertainty_margin"].matters and not found["recompute_members"].matters
 
 
 @pytest.fixture(scope="module")

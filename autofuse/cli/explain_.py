@@ -81,7 +81,7 @@ def _print_plan(graph: Any, result: Any, as_json: bool) -> None:
             "operators": [{"index": op.index, "name": op.name, "kind": op.kind} for op in c.group.operators],
             "family": c.family,
             "config": c.config,
-            "microseconds": c.cost * 1e6,
+            "microseconds": c.inside * 1e6,
             "source": c.source,
         }
         for c in result.choices
@@ -96,7 +96,7 @@ def _print_plan(graph: Any, result: Any, as_json: bool) -> None:
     for n, c in enumerate(result.choices):
         names = " ".join(f"{op.name}:{op.kind.removeprefix('nn.')}" for op in c.group.operators[:8])
         more = f" … {len(c.group.members) - 8} more" if len(c.group.members) > 8 else ""
-        table.add_row(str(n), names + more, c.family or "opaque", c.config, f"{c.cost * 1e6:.2f}", c.source)
+        table.add_row(str(n), names + more, c.family or "opaque", c.config, f"{c.inside * 1e6:.2f}", c.source)
     Console().print(table)
     if result.reason:
         click.echo(f"strategy {result.reason}")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.option("--input-shape", "shapes", multiple=True, metavar="NAME=N,...", help="Fix an input's shape.")
 @click.option("--batch", type=click.IntRange(min=1), help="Batch size: the first axis of every input.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the trials.")
-@click.option("--each", is_flag=True, help="Show each threshold off, at its default and as tuned.")
+@click.option("--each", is_flag=True, help="Show each threshold off, at its default, as tuned, and tight.")
 @click.option(
     "--check", "checked", multiple=True, metavar="MODEL", help="Try the result on this model too, untuned on."
 )
@@ -100,7 +100,7 @@ def command(
         from autofuse.search.threshold_table import effects
 
         with status("each threshold") as tell:
-            found = effects(networks, result.chosen.thresholds, strategy, tell)
+            found = effects([*networks, *others], result.chosen.thresholds, strategy, tell)
         others_report["each"] = [effect.as_dict() for effect in found]
     origin = {
         "models": [n.name for n in networks],
@@ -244,15 +244,14 @@ def _print_each(effects: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title="each threshold by itself: plan cost over the default's / search effort, s")
-    table.add_column("threshold")
-    for name in ("off", "default", "tuned"):
-        table.add_column(name, justify="right")
+    table = Table("threshold", "", title="each threshold by itself, plan cost over the default's")
+    for heading in ("value", "plan cost", "search effort, s"):
+        table.add_column(heading, justify="right")
     for effect in effects:
-        cells = []
-        for name in ("off", "default", "tuned"):
+        title = effect["name"] + ("" if effect["matters"] else " (changes nothing)")
+        for name in ("off", "default", "tuned", "tight"):
             cost, seconds = effect[name]["plan_cost"], effect[name]["search_seconds"]
-            known = "no plan" if cost is None or seconds is None else f"{cost:.4f} / {seconds:.3f}"
-            cells.append(f"{effect[name]['value']:g}: {known}")
-        table.add_row(effect["name"] + ("" if effect["matters"] else " (changes nothing)"), *cells)
+            known = ("no plan", "") if cost is None or seconds is None else (f"{cost:.4f}", f"{seconds:.3f}")
+            table.add_row(title, name, f"{effect[name]['value']:g}", *known, end_section=name == "tight")
+            title = ""
     Console().print(table)

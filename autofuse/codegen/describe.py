@@ -9,9 +9,10 @@ from typing import Any
 from autofuse.codegen.program import Program
 from autofuse.cost.analytical import group_quantities
 from autofuse.cost.model import Candidate, CostModel
+from autofuse.cost.plan_term import refills
+from autofuse.cost.weights import weights_are_cold
 from autofuse.graph.model import Graph, Group
 from autofuse.schedule.family import KernelShape
-from autofuse.search.baselines import plan_cost
 from autofuse.search.order import peak_memory
 from autofuse.search.problem import Choice, SearchProblem, SearchResult
 from autofuse.target import Hardware
@@ -39,11 +40,12 @@ def as_built(
             choice = known.get((group.members, group.outputs, family, config))
             if choice is None:
                 choice = Choice(group, float(costs.costs([made])[0]), family, config, costs.sources([made])[0])
+                choice = replace(choice, refill=float(refills([made], hardware, weights_are_cold(graph, hardware))[0]))
                 new += 1
         choices.append(choice)
     if not new:
         return result
-    cost, peak = plan_cost(problem, choices), peak_memory(graph, choices)
+    cost, peak = problem.seconds(choices), peak_memory(graph, choices)
     return replace(result, choices=tuple(choices), cost=cost, proved_optimal=False, peak_memory=peak)
 
 
@@ -55,7 +57,8 @@ def describe_kernels(
     `name` is the function's, shared by equal kernels, and "" for an operator that is no tensor program. flops: floating
     point operations, recompute not counted; executed: those that the schedule executes, fewer under a fast algorithm;
     bytes: every input and output once; weight_bytes: the constants among them, in the form that is read; predicted_ms:
-    the cost of the choice of the same members, outputs, family and configuration, None where there is none.
+    what the choice of the same members, outputs, family and configuration takes inside the plan, without its call, None
+    where there is none.
     """
     known = {(c.group.members, c.group.outputs): c for c in choices}
     entries: list[dict[str, Any]] = []
@@ -82,7 +85,7 @@ def describe_kernels(
                 "executed": executed(group, shape),
                 "bytes": sum(graph.tensors[t].bytes for t in (*group.inputs, *group.outputs)),
                 "weight_bytes": weights_read(group, shape),
-                "predicted_ms": choice.cost * 1e3 if choice is not None and same else None,
+                "predicted_ms": choice.inside * 1e3 if choice is not None and same else None,
                 "source": choice.source if choice is not None and same else "",
             }
         )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from autofuse.cost.model import Candidate, CostModel
-from autofuse.cost.plan_term import plan_kernel, plan_term
+from autofuse.cost.plan_term import refills
 from autofuse.learn.plans import NetworkPlans
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ class NetworkRun:
 
 def predicted_seconds(network: NetworkPlans, candidates: Sequence[Candidate], costs: CostModel) -> float:
     """What a plan of these kernels takes under a cost model, calls and operands from L3 included."""
-    kernels = [plan_kernel(c, network.hardware, network.cold) for c in candidates]
-    return float(costs.costs(candidates).sum()) + plan_term(kernels, network.hardware).seconds
+    added = refills(candidates, network.hardware, network.cold) + network.hardware.call_overhead
+    return float((costs.costs(candidates) + added).sum())
 
 
 def kernels_of(plan: Plan, network: NetworkPlans) -> list[Candidate]:

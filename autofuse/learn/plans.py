@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from autofuse.cost.analytical import AnalyticalCostModel
 from autofuse.cost.model import Candidate, CostModel
+from autofuse.cost.plan_term import refills
 from autofuse.learn.dataset import repeated
 from autofuse.records.identity import KeyOf, default_key, identity_of
 from autofuse.records.record import Identity, Record
@@ -118,7 +119,8 @@ class NetworkPlans:
         # A kernel of which none is known to work has the price that keeps it out of plans.
         seconds = np.where(np.isfinite(found), found, [c.cost for c in known]).sum()
         others = sum(c.cost for c in plan.choices if c.family not in self.families)
-        return float(seconds) + others + self.hardware.call_overhead * len(plan.choices)
+        added = sum(c.refill + self.hardware.call_overhead for c in plan.choices)
+        return float(seconds) + others + added
 
     def candidates(self) -> list[Candidate]:
         """What a search of the network compares: each configuration of each kind of group, once."""
@@ -228,13 +230,13 @@ class PlanWorth:
 
 
 def worth(plan: SearchResult, network: NetworkPlans, kernels: MeasuredKernels) -> PlanWorth:
-    """The worth of a plan; each of its kernels costs a call too."""
+    """The worth of a plan, what it adds to its kernels included (`cost/plan_term.py`)."""
     chosen = [c for c in map(network.candidate, plan.choices) if c is not None]
     seconds = kernels.seconds(chosen, network.cold)
     known = np.isfinite(seconds[:, 0])
     twice = known & np.isfinite(seconds[:, 1])
     rest = [c for c, there in zip(chosen, known, strict=True) if not there]
-    beside = network.hardware.call_overhead * len(chosen)
+    beside = float((refills(chosen, network.hardware, network.cold) + network.hardware.call_overhead).sum())
     beside += float(AnalyticalCostModel(network.hardware, network.cold).costs(rest).sum()) if rest else 0.0
     newest = float(seconds[known, 0].sum()) + beside
     before = float(seconds[twice, 1].sum() + seconds[known & ~twice, 0].sum()) + beside

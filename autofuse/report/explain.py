@@ -115,7 +115,7 @@ class Explainer:
         self._by_mask: dict[int, Choice] = {}
         for choice in problem.choices:
             if not choice.recomputed and (
-                choice.group.mask not in self._by_mask or choice.cost < self._by_mask[choice.group.mask].cost
+                choice.group.mask not in self._by_mask or choice.inside < self._by_mask[choice.group.mask].inside
             ):
                 self._by_mask[choice.group.mask] = choice
 
@@ -169,7 +169,6 @@ class Explainer:
         )
         known = self._by_mask.get(mask)
         singles = [self.problem.choices[self.problem.singles[m]] for m in bits(mask) if m in self.problem.singles]
-        call = self.problem.call_cost
         both = 1 << producer | 1 << consumer
         holders = [c for c in self.choices if c.group.mask & both]
         return EdgeReport(
@@ -185,9 +184,9 @@ class Explainer:
             together=any(c.group.mask & both == both for c in holders),
             refusal=str(verdict) if isinstance(verdict, Refusal) else None,
             family=None if isinstance(verdict, Refusal) else verdict.name,
-            cost_together=known.cost + call if known else self._cost(group, verdict),
-            cost_apart=sum(c.cost + call for c in singles) if len(singles) == mask.bit_count() else None,
-            cost_planned=sum(c.cost + call for c in holders),
+            cost_together=self.problem.weight(known) if known else self._cost(group, verdict),
+            cost_apart=self.problem.seconds(singles) if len(singles) == mask.bit_count() else None,
+            cost_planned=self.problem.seconds(holders),
         )
 
     def _apart(self, path: Sequence[int], mask: int, first: Operator, second: Operator) -> tuple[str, str, int | None]:
@@ -211,6 +210,12 @@ class Explainer:
         if isinstance(verdict, Refusal):
             return None
         from autofuse.cost.model import Candidate
+        from autofuse.cost.plan_term import refills
+        from autofuse.cost.weights import weights_are_cold
 
         candidates = [Candidate(group, verdict, c) for c in verdict.configs(group, self.hardware)]
-        return float(self.costs.costs(candidates).min()) + self.problem.call_cost
+        costs = self.costs.costs(candidates)
+        best = int(costs.argmin())
+        cold = weights_are_cold(group.graph, self.hardware)
+        more = float(refills([candidates[best]], self.hardware, cold)[0])
+        return float(costs[best]) + more + self.problem.call_cost

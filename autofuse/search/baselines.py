@@ -10,11 +10,6 @@ from autofuse.search.order import peak_memory, run_order
 from autofuse.search.problem import Choice, SearchProblem, SearchResult, SearchStrategy
 
 
-def plan_cost(problem: SearchProblem, choices: Sequence[Choice]) -> float:
-    """Seconds: the choices' costs and a call for each."""
-    return sum(c.cost for c in choices) + problem.call_cost * len(choices)
-
-
 def result_of(
     problem: SearchProblem,
     ordered: Sequence[Choice],
@@ -37,7 +32,7 @@ def result_of(
         pruned[name] = pruned.get(name, 0) + count
     return SearchResult(
         tuple(ordered),
-        plan_cost(problem, ordered),
+        problem.seconds(ordered),
         strategy,
         proved_optimal,
         done.states,
@@ -88,8 +83,8 @@ def greedy_cover(problem: SearchProblem) -> list[int]:
 def _share(problem: SearchProblem, i: int) -> float:
     """A choice's cost among its operators' alone, at most 1: settles ties between equally many kernels."""
     choice = problem.choices[i]
-    alone = sum(problem.choices[problem.singles[m]].cost for m in choice.group.members if m in problem.singles)
-    return min(1.0, choice.cost / alone) if alone > 0 else 1.0
+    alone = sum(problem.choices[problem.singles[m]].inside for m in choice.group.members if m in problem.singles)
+    return min(1.0, choice.inside / alone) if alone > 0 else 1.0
 
 
 def within(problem: SearchProblem, sets: Sequence[Sequence[int]], *, keep_exact: bool = True) -> list[int]:
@@ -110,11 +105,11 @@ def within(problem: SearchProblem, sets: Sequence[Sequence[int]], *, keep_exact:
         if k < 0:
             if len(members) == 1 and not choice.recomputed:
                 best = single.setdefault(members[0], i)
-                if choice.cost < problem.choices[best].cost:
+                if choice.inside < problem.choices[best].inside:
                     single[members[0]] = i
         elif not choice.group.mask & ~masks[k] and not choice.recomputed:
             parts.append(i)
-            if choice.group.mask == masks[k] and (k not in whole or choice.cost < problem.choices[whole[k]].cost):
+            if choice.group.mask == masks[k] and (k not in whole or choice.inside < problem.choices[whole[k]].inside):
                 whole[k] = i
     parts = sorted([*parts, *single.values()])
     if not keep_exact:

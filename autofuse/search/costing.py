@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autofuse.cost.model import Candidate, CostModel
+from autofuse.cost.plan_term import refills
+from autofuse.cost.weights import weights_are_cold
 from autofuse.graph.model import Graph, Group
 from autofuse.schedule.family import ScheduleFamily, beside
 from autofuse.schedule.registry import families
@@ -60,12 +62,12 @@ def choices_of(
     as TVM made it.
     """
     limited: Counter[str] = Counter()
-    best = _best_of_each(found, cost_model, hardware, key, thresholds, limited)
+    cold = weights_are_cold(graph, hardware)
+    best = _best_of_each(found, cost_model, hardware, key, thresholds, limited, cold)
     choices = []
     for legal in found:
-        cost, family, config, source, name = best[legal.signature]
-        choices.append(Choice.made(legal.group, cost, family, config, source, name, legal.whole))
-    alone = {c.group.members[0]: c.cost for c in choices if len(c.group.members) == 1 and not c.recomputed}
+        choices.append(Choice.made(legal.group, *best[legal.signature], legal.whole))
+    alone = {c.group.members[0]: c.inside for c in choices if len(c.group.members) == 1 and not c.recomputed}
     for op in graph.operators:
         if op.index not in alone:
             group = Group.of(graph, [op.index])
@@ -84,7 +86,7 @@ def choices_of(
         elif (
             len(members) > 1
             and (choice.recomputed or members not in pinned)
-            and choice.cost > thresholds.prefilter_ratio * sum(alone[m] for m in members)
+            and choice.inside > thresholds.prefilter_ratio * sum(alone[m] for m in members)
         ):
             dropped["prefilter_ratio"] += 1
         else:
@@ -100,8 +102,9 @@ def _best_of_each(
     key: KeyFunction | None,
     thresholds: Thresholds,
     limited: Counter[str],
-) -> dict[Hashable, tuple[float, str, str, str, str]]:
-    """Signature → cost, family, configuration, source of the cost, workload key.
+    cold: bool,
+) -> dict[Hashable, tuple[float, str, str, str, str, float]]:
+    """Signature → cost, family, configuration, source of the cost, workload key, refill.
 
     Families beside the one that took a group compete with it: the cheapest configuration decides. Configurations that
     the cost model's prefilter finds dearer than `prefilter_ratio` times the group's best are not asked for; costs have
@@ -136,14 +139,16 @@ def _best_of_each(
             candidates.extend(more)
             costs = np.concatenate([costs, _costs(cost_model, more, [(0, len(more))], thresholds)])
     picks = [start + int(np.argmin(costs[start:end])) for start, end in spans.values()]
-    sources = cost_model.sources([candidates[i] for i in picks])
+    picked = [candidates[i] for i in picks]
+    sources = cost_model.sources(picked)
+    refill = refills(picked, hardware, cold).tolist()
     result = {}
-    for signature, i, source in zip(spans, picks, sources, strict=True):
+    for signature, i, source, more in zip(spans, picks, sources, refill, strict=True):
         name = key(first[signature].shown) if key is not None else ""
         chosen = candidates[i]
         works = bool(np.isfinite(costs[i]))
         by, config = (chosen.family.name, chosen.config.text) if works else ("", "")
-        result[signature] = (float(costs[i]), by, config, source, name)
+        result[signature] = (float(costs[i]), by, config, source, name, more)
     return result
 
 

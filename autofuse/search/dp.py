@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from autofuse.errors import PlanError
 from autofuse.graph.collector import paused_collector
-from autofuse.search.baselines import greedy_cover, plan_cost, result_of, singles
+from autofuse.search.baselines import greedy_cover, result_of, singles
 from autofuse.search.cover import Counters, Cover, CoverSearch
 from autofuse.search.interval import interval_cover
 from autofuse.search.order import peak_memory, run_order
@@ -49,7 +49,7 @@ class DPStrategy(SearchStrategy):
         known = [[place[i] for i in cover] for cover in fallbacks if all(i in place for i in cover)]
         cut_in_order = interval_cover(problem)[0]
         start = [[place[i] for i in cut_in_order]] if all(i in place for i in cut_in_order) else []
-        weights = [c.cost + problem.call_cost for c in picked]
+        weights = [problem.weight(c) for c in picked]
         search = CoverSearch(problem.graph, picked, problem.thresholds, counters)
         cover = search.best(weights, [*known, *start])
         if cover is None:
@@ -64,7 +64,7 @@ class DPStrategy(SearchStrategy):
             plan = run_order(problem.graph, [picked[j] for j in other])
             if plan is None or (limit and peak_memory(problem.graph, plan) > limit):
                 continue
-            if plan_cost(problem, plan) < plan_cost(problem, ordered):
+            if problem.seconds(plan) < problem.seconds(ordered):
                 ordered = plan
         return result_of(problem, ordered, name, counters, proved_optimal=proved)
 
@@ -133,4 +133,4 @@ class DPStrategy(SearchStrategy):
                 f"{math.ceil(least / 100) / 1e4:g} MB; raise --max-memory"
             )
         # Other orders of the same kernels might fit where this one does not: nothing is proved.
-        return result_of(problem, min(fitting, key=lambda p: plan_cost(problem, p)), name, counters)
+        return result_of(problem, min(fitting, key=problem.seconds), name, counters)

@@ -63,7 +63,7 @@ class ExhaustiveStrategy(SearchStrategy):
             if not choice.owned & owned:
                 self._counters.transitions += 1
                 chosen.append(choice)
-                self._extend(operator + 1, owned | choice.owned, chosen, cost + choice.cost + self._problem.call_cost)
+                self._extend(operator + 1, owned | choice.owned, chosen, cost + self._problem.weight(choice))
                 chosen.pop()
         if self._private >> operator & 1:
             self._extend(operator + 1, owned, chosen, cost)

@@ -20,7 +20,7 @@ def critical_path(problem: SearchProblem) -> list[int]:
         for p in graph.predecessors[i]:
             if length[p] > length[i]:
                 length[i], before[i] = length[p], p
-        length[i] += problem.choices[alone[i]].cost + problem.call_cost
+        length[i] += problem.weight(problem.choices[alone[i]])
     path = []
     at = max(range(len(length)), key=lambda i: (length[i], -i), default=-1)
     while at >= 0:
@@ -33,7 +33,7 @@ def hot_operators(problem: SearchProblem) -> set[int]:
     """The dearest operators of the critical path that make up `hybrid_share` of its cost."""
     alone = singles(problem)
     path = critical_path(problem)
-    cost = {i: problem.choices[alone[i]].cost + problem.call_cost for i in path}
+    cost = {i: problem.weight(problem.choices[alone[i]]) for i in path}
     goal = problem.thresholds.hybrid_share * sum(cost.values())
     hot: set[int] = set()
     reached = 0.0

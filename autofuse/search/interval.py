@@ -24,7 +24,7 @@ def interval_cover(problem: SearchProblem) -> tuple[list[int], int]:
     taken = [-1] * count
     for j in range(count):
         for first, i in ending[j]:
-            value = best[first] + problem.choices[i].cost + problem.call_cost
+            value = best[first] + problem.weight(problem.choices[i])
             if value < best[j + 1]:
                 best[j + 1], taken[j] = value, i
     chosen: list[int] = []

@@ -10,7 +10,7 @@ import json
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,8 @@ _TYPES: dict[str, Any] = {
 class PlannedGroup:
     """One kernel: operators by number and name, the tensors it writes, its schedule, and what it is thought to cost.
 
-    seconds: predicted latency; source: where that comes from ("analytical", "predicted", "record").
+    seconds: predicted latency by itself; source: where that comes from ("analytical", "predicted", "record"). refill:
+    seconds that the plan adds to it, the call aside; files that an earlier version wrote have none.
     """
 
     members: tuple[int, ...]
@@ -54,6 +55,7 @@ class PlannedGroup:
     key: str
     seconds: float
     source: str
+    refill: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,8 @@ def _fields(cls: type[Any], content: Any, where: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for field in fields(cls):
         if field.name not in content:
+            if field.default is not MISSING:
+                continue
             raise PlanError(f"{where} has no field {field.name!r}")
         value = content[field.name]
         wanted = _TYPES.get(str(field.type), list)
@@ -150,6 +154,7 @@ def plan_of(result: SearchResult, graph: Graph, *, target: str, cost_model: str,
             c.key or _workload_key(c),
             c.cost,
             c.source,
+            c.refill,
         )
         for c in result.choices
     )
@@ -201,7 +206,7 @@ def adapt(plan: Plan, problem: SearchProblem, *, target: str, digest: str | None
     strategy = plan.strategy
     if plan.target == target:
         same = [
-            Choice(Group(graph, g.members, g.outputs), g.seconds, g.family, g.config, g.source, g.key)
+            Choice(Group(graph, g.members, g.outputs), g.seconds, g.family, g.config, g.source, g.key, g.refill)
             for g in plan.groups
         ]
         return result_of(problem, run_order(graph, same) or same, strategy)
@@ -253,7 +258,7 @@ def _chosen_again(plan: Plan, problem: SearchProblem) -> tuple[Sequence[Choice],
     cheapest: dict[tuple[tuple[int, ...], tuple[int, ...]], Choice] = {}
     for choice in problem.choices:
         name = (choice.group.members, choice.group.outputs)
-        if name not in cheapest or choice.cost < cheapest[name].cost:
+        if name not in cheapest or choice.inside < cheapest[name].inside:
             cheapest[name] = choice
     names = [(g.members, g.outputs) for g in plan.groups]
     lost = [name for name in names if name not in cheapest]
@@ -272,7 +277,7 @@ def _chosen_again(plan: Plan, problem: SearchProblem) -> tuple[Sequence[Choice],
     allowed = list(dict.fromkeys([*kept, *parts]))
     counters = Counters()
     search = CoverSearch(graph, allowed, replace(problem.thresholds, frontier_values=len(graph.operators)), counters)
-    cover = search.best([c.cost + problem.call_cost for c in allowed])
+    cover = search.best([problem.weight(c) for c in allowed])
     if cover is None:
         raise PlanError("the plan's groups that are legal on this target leave no way to run the others: compile anew")
     return [allowed[j] for j in cover.chosen], len(lost)

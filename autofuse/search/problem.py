@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
@@ -13,7 +13,10 @@ from autofuse.graph.model import Graph, Group, Role
 
 @dataclass(frozen=True)
 class Choice:
-    """A legal group with its best configuration under the cost model. `cost` in seconds."""
+    """A legal group with its best configuration under the cost model.
+
+    cost: seconds of the kernel by itself. refill: what a plan adds to them, the call aside (`cost/plan_term.py`).
+    """
 
     group: Group
     cost: float
@@ -21,16 +24,24 @@ class Choice:
     config: str = ""
     source: str = "analytical"
     key: str = ""  # workload key, where it is known already
+    refill: float = 0.0
 
     @classmethod
-    def made(cls, group: Group, cost: float, family: str, config: str, source: str, key: str, whole: bool) -> Choice:
+    def made(
+        cls, group: Group, cost: float, family: str, config: str, source: str, key: str, refill: float, whole: bool
+    ) -> Choice:
         """Quicker where thousands are made. whole: the group is known to recompute nothing."""
         choice: Choice = object.__new__(cls)
         known = choice.__dict__
-        known.update(group=group, cost=cost, family=family, config=config, source=source, key=key)
+        known.update(group=group, cost=cost, family=family, config=config, source=source, key=key, refill=refill)
         if whole:
             known.update(recomputed=0, owned=group.mask)
         return choice
+
+    @property
+    def inside(self) -> float:
+        """Seconds of the kernel inside a plan, without its call."""
+        return self.cost + self.refill
 
     @cached_property
     def writes(self) -> int:
@@ -133,9 +144,17 @@ class SearchProblem:
         for i, choice in enumerate(self.choices):
             if len(choice.group.members) == 1 and not choice.recomputed:
                 (op,) = choice.group.members
-                if op not in best or choice.cost < self.choices[best[op]].cost:
+                if op not in best or choice.inside < self.choices[best[op]].inside:
                     best[op] = i
         return best
+
+    def weight(self, choice: Choice) -> float:
+        """Seconds that a choice adds to a plan: its kernel's inside it, and a call."""
+        return choice.inside + self.call_cost
+
+    def seconds(self, choices: Iterable[Choice]) -> float:
+        """Seconds of a plan of these choices."""
+        return sum(map(self.weight, choices))
 
 
 @dataclass(frozen=True)

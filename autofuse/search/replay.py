@@ -149,6 +149,7 @@ class ReplayNetwork:
         costs = asked.costs(candidates)
         asked.asked = before
         opaque = sum(c.cost for c in result.choices if not c.family)
+        added = problem.seconds(result.choices) - sum(c.cost for c in result.choices)
         # A kernel of which none is known to work has the price that keeps it out of plans.
         known = np.where(np.isfinite(costs), costs, [c.cost for c in kernels])
-        return float(known.sum()) + opaque + problem.call_cost * len(result.choices)
+        return float(known.sum()) + opaque + added

@@ -1,7 +1,8 @@
 """What each threshold does by itself: takes networks to replay and tuned thresholds, gives plan cost and search effort.
 
-Every threshold is looked at off (its pruning as weak as the study allows), at its default and as tuned, the others at
-their defaults. One that changes neither plans nor searches is not worth having.
+Every threshold is looked at off (its pruning as weak as the study allows), at its default, as tuned, and tight (its
+pruning as strong as the study allows), the others at their defaults. One that changes neither plans nor searches at any
+of these is not worth having.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from autofuse.search.problem import Thresholds
 from autofuse.search.replay import ReplayNetwork
 from autofuse.search.tuning import Outcome, evaluate, space_of
 
-#: Where a pruning is off; the others are off at the largest value of their space.
-_OFF = {"uncertainty_margin": 0.0, "recompute_members": 3, "abort_factor": 2.0, "gpu_occupancy": 0.0}
+#: Thresholds whose pruning is off at the least value of their space; that of the others is at the largest.
+_OFF_AT_LEAST = ("uncertainty_margin", "gpu_occupancy")
 
 
 @dataclass(frozen=True)
@@ -27,17 +28,18 @@ class Effect:
     off: tuple[float, Outcome | None]
     default: tuple[float, Outcome | None]
     tuned: tuple[float, Outcome | None]
+    tight: tuple[float, Outcome | None]
 
     @property
     def values(self) -> dict[str, tuple[float, Outcome | None]]:
         """By setting."""
-        return {"off": self.off, "default": self.default, "tuned": self.tuned}
+        return {"off": self.off, "default": self.default, "tuned": self.tuned, "tight": self.tight}
 
     @property
     def matters(self) -> bool:
         """Whether any of its values changes a plan's cost or a search's effort."""
         found = [outcome for _, outcome in self.values.values() if outcome is not None]
-        return any((o.costs, o.efforts) != (found[0].costs, found[0].efforts) for o in found) or len(found) < 3
+        return any((o.costs, o.efforts) != (found[0].costs, found[0].efforts) for o in found) or len(found) < 4
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; plan costs relative to those of the default."""
@@ -69,10 +71,10 @@ def effects(
         return known[thresholds]
 
     found = []
-    for name, (kind, _, high, _) in space_of(strategy, networks[0].hardware.kind).items():
+    for name, (kind, low, high, _) in space_of(strategy, networks[0].hardware.kind).items():
         progress(name)
+        off, tight = (low, high) if name in _OFF_AT_LEAST else (high, low)
         number = int if kind == "int" else float
-        values = [number(_OFF.get(name, high)), getattr(usual, name), getattr(tuned, name)]
-        off, default, chosen = ((value, outcome(replace(usual, **{name: value}))) for value in values)
-        found.append(Effect(name, off, default, chosen))
+        values = [number(off), getattr(usual, name), getattr(tuned, name), number(tight)]
+        found.append(Effect(name, *((value, outcome(replace(usual, **{name: value}))) for value in values)))
     return found
