@@ -27,5 +27,7 @@ autofuse tune $tuned --db data/records.db --predictor models/cpu --trials "$tria
 cp build/tuning.json docs/results/tuning.json
 step "Plan all networks"
 python scripts/replay.py --write
+step "Try other objectives for the order of configurations"
+python scripts/order_trials.py
 step "Write docs/learning.md"
 python scripts/learning_page.py --strategies

@@ -3,9 +3,9 @@
 Usage: python scripts/learning_page.py [--strategies]
 
 The evaluation is that of `autofuse evaluate --save` (models/cpu/evaluation.json), the study's report that of `autofuse
-tune --json` (docs/results/tuning.json). --strategies plans the networks of data/plans anew with dp, hybrid and greedy
-(docs/results/strategies.json); what compiles take is taken from docs/results/NETWORK-b1.json. scripts/learn.sh does all
-of it in order.
+tune --json` (docs/results/tuning.json), docs/results/order.json is of scripts/order_trials.py. --strategies plans the
+networks of data/plans anew with dp, hybrid and greedy (docs/results/strategies.json); what compiles take is taken from
+docs/results/NETWORK-b1.json. scripts/learn.sh does all of it in order.
 """
 
 from __future__ import annotations
@@ -29,11 +29,16 @@ sys.path.insert(0, str(ROOT / "scripts"))
 PREDICTOR = ROOT / "models" / "cpu"
 RESULTS = ROOT / "docs" / "results"
 STRATEGIES = RESULTS / "strategies.json"
+ORDER = RESULTS / "order.json"
 PAGE = ROOT / "docs" / "learning.md"
 #: What hybrid should keep of dp's gain, and may add to greedy's compile.
 KEPT, ADDED = 0.90, 0.15
-#: Shares of the critical path's cost that hybrid is tried with; what it takes by default is `Thresholds.hybrid_share`.
-SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8)
+#: Shares of what choices promise that hybrid is tried with; what it takes by default is `Thresholds.hybrid_share`.
+SHARES = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
+#: Share of the best plan's cost within which dp and hybrid take the plan with fewer kernels (`DPStrategy.tie`).
+TIE = 0.01
+#: Latencies that are less than this share apart are near ties.
+NEAR = 0.05
 _REPEATS = 3
 
 
@@ -81,7 +86,7 @@ def shares(network: NetworkPlans, costs: CostModel) -> dict[str, dict[str, float
 
 
 def shares_part(found: Mapping[str, Any]) -> str:
-    """What hybrid keeps of dp's gain, and adds to greedy's compile, by the share of the critical path it searches."""
+    """What hybrid keeps of dp's gain, and adds to greedy's compile, by the share of promises that it goes after."""
     from autofuse.report.results import number, table
 
     rows = []
@@ -127,8 +132,9 @@ def strategies_part(found: Mapping[str, Any]) -> str:
         gain = row["greedy"]["ms"] - row["dp"]["ms"]
         part = (row["greedy"]["ms"] - row["hybrid"]["ms"]) / gain if gain > 0 else None
         more = {s: (row[s]["seconds"] - row["greedy"]["seconds"]) / whole if whole else None for s in ("hybrid", "dp")}
-        gains.append(gain / row["greedy"]["ms"])
-        kept += [part] if part is not None else []
+        if part is not None:
+            gains.append(gain / row["greedy"]["ms"])
+            kept.append(part)
         added += [more["hybrid"]] if more["hybrid"] is not None else []
         rows.append(
             [
@@ -140,13 +146,21 @@ def strategies_part(found: Mapping[str, Any]) -> str:
         )
     headings = ["network", "greedy, ms", "hybrid, ms", "dp, ms", "hybrid keeps of dp's gain", "hybrid adds", "dp adds"]
     parts = [table(headings, rows)]
-    if kept and added:
-        good = sum(k >= KEPT for k in kept)
+    if kept:
+        good, large = sum(k >= KEPT for k in kept), [k for k, g in zip(kept, gains, strict=True) if g >= TIE]
         parts.append(
-            f"Hybrid keeps at least {100 * KEPT:.0f} % of dp's gain on {good} of {len(kept)} networks"
-            f" ({100 * sum(kept) / len(kept):.0f} % on average) and adds {100 * max(added):.1f} % to greedy's compile"
-            f" at most (wanted: {100 * ADDED:.0f} %). dp's gain is {100 * sum(gains) / len(gains):.1f} % of greedy's"
-            " predicted latency on average.\n"
+            f"Hybrid keeps at least {100 * KEPT:.0f} % of dp's gain on {good} of {len(kept)} networks. Both settle for"
+            f" fewer kernels where that costs less than {100 * TIE:g} %, so that shares of smaller gains say little: of"
+            f" the {len(large)} networks where dp gains more, hybrid keeps that much on"
+            f" {sum(k >= KEPT for k in large)}"
+            + (f", at least {100 * min(large):.0f} %" if large else "")
+            + ". dp's gain is"
+            f" {100 * sum(gains) / len(gains):.1f} % of greedy's predicted latency on average.\n"
+        )
+    if added:
+        parts.append(
+            f"Hybrid's search adds {100 * max(added):.1f} % to greedy's compile at most (wanted: {100 * ADDED:.0f}"
+            " %).\n"
         )
     if all("shares" in row for row in found.values()):
         parts.append(shares_part(found))
@@ -204,7 +218,48 @@ def failures_part(card: Mapping[str, Any]) -> str:
     )
 
 
-def page(card: Mapping[str, Any], summary: Mapping[str, Any], study: Mapping[str, Any] | None, found: Any) -> str:
+def order_part(order: Mapping[str, Any]) -> str:
+    """Why configurations of one workload are not always put in their order, and what was tried."""
+    from autofuse.report.results import number, table
+
+    total = sum(row["pairs"] for row in order["pairs"])
+    rows = [
+        [
+            f"{100 * row['from']:g} to {100 * row['to']:g} %" if row["to"] else f"{100 * row['from']:g} % and more",
+            number(100 * row["pairs"] / total, "{:.0f} %"),
+            number(None if row["right"] is None else 100 * row["right"], "{:.0f} %"),
+        ]
+        for row in order["pairs"]
+    ]
+    near = 100 * sum(row["pairs"] for row in order["pairs"] if row["from"] < NEAR) / total
+    tried = [
+        [
+            name,
+            *(number(row[part]["tau_within"], "{:.3f}") for part in ("held", "unseen")),
+            *(number(None if (e := row[part]["mape"]) is None else 100 * e, "{:.1f} %") for part in ("held", "unseen")),
+        ]
+        for name, row in order["objectives"].items()
+    ]
+    return "\n".join(
+        [
+            f"Of the pairs of configurations of one workload of unseen networks, {near:.0f} % are less than"
+            f" {100 * NEAR:g} % apart. Two measurements tell most of these apart; a prediction that errs by several"
+            " per cent cannot. Trees alone, in the right order by how far apart the two are:\n",
+            table(["apart", "share of the pairs", "in the right order"], rows),
+            "What was tried (`scripts/order_trials.py`): other objectives for the same trees, and trees that learn"
+            " nothing but the order. tau within a workload, and MAPE, of trees alone:\n",
+            table(["objective", "tau, held out", "tau, unseen", "MAPE, held out", "MAPE, unseen"], tried),
+        ]
+    )
+
+
+def page(
+    card: Mapping[str, Any],
+    summary: Mapping[str, Any],
+    study: Mapping[str, Any] | None,
+    found: Any,
+    order: Mapping[str, Any] | None = None,
+) -> str:
     """docs/learning.md."""
     from autofuse.report.learning import evaluation_page, study_page
 
@@ -214,6 +269,7 @@ def page(card: Mapping[str, Any], summary: Mapping[str, Any], study: Mapping[str
         card_part(card),
         "![predicted against measured](../models/cpu/predicted.svg)\n",
         evaluation_page(summary, "## Evaluation\n").replace("\n## ", "\n### "),
+        *(["### Order within a workload\n", order_part(order)] if order is not None else []),
         *(["## Thresholds\n", study_page(study)] if study is not None else []),
         *(["## Strategies\n", strategies_part(found)] if found is not None else []),
         "## Features\n",
@@ -243,7 +299,7 @@ def main() -> int:
     card, summary = there(PREDICTOR / "card.json"), there(PREDICTOR / "evaluation.json")
     if card is None or summary is None:
         raise SystemExit(f"{PREDICTOR} holds no evaluated predictor: run scripts/learn.sh")
-    write_text(PAGE, page(card, summary, there(RESULTS / "tuning.json"), there(STRATEGIES)))
+    write_text(PAGE, page(card, summary, there(RESULTS / "tuning.json"), there(STRATEGIES), there(ORDER)))
     print(f"wrote {PAGE}")
     return 0
 

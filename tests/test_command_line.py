@@ -95,7 +95,7 @@ def test_plans_are_built_again_and_only_for_their_graph(
 def test_hybrid_says_what_it_searched(network: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert here("compile", network, "--strategy", "hybrid", "--threads", 2, "--json") == 0
     report = json.loads(capfd.readouterr().out)
-    assert report["strategy"] == "hybrid" and "hottest of the critical path" in report["search"]["reason"]
+    assert report["strategy"] == "hybrid" and "whose groups promise most" in report["search"]["reason"]
 
 
 def test_kernels_are_checked_by_command(network: Path, capfd: pytest.CaptureFixture[str]) -> None:

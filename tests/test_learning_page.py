@@ -392,7 +392,11 @@ def test_a_predictor_is_trained_evaluated_tuned_for_and_shown(tmp_path: Path) ->
         (tmp_path / "bin" / name).chmod(0o755)
     calls = learn(tmp_path, "one", "7")
     assert calls[0] == "setup bench" and [c.split()[1] for c in calls[1:4]] == ["train", "evaluate", "tune"]
-    assert calls[4:] == ["python scripts/replay.py --write", "python scripts/learning_page.py --strategies"]
+    assert calls[4:] == [
+        "python scripts/replay.py --write",
+        "python scripts/order_trials.py",
+        "python scripts/learning_page.py --strategies",
+    ]
     words = calls[3].split()
     assert words[words.index("--trials") + 1] == "7"
     study = words[words.index("--study") + 1]

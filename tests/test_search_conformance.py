@@ -11,8 +11,9 @@ from random_graphs import GraphBuilder, chain, problems
 
 from autofuse.errors import PlanError
 from autofuse.graph.model import Graph, Group
+from autofuse.search.baselines import greedy_cover
 from autofuse.search.check import fault, runs_in_order
-from autofuse.search.hybrid import critical_path, hot_operators
+from autofuse.search.hybrid import hot_operators, promises
 from autofuse.search.order import depth_first, peak_memory, run_order
 from autofuse.search.problem import Choice, SearchProblem, Thresholds
 from autofuse.search.regions import cut
@@ -106,27 +107,41 @@ def test_interval_takes_only_neighbours_in_the_program() -> None:
 
 
 def hybrid_problem(share: float) -> SearchProblem:
-    """A chain of six with one dear operator; pairs are cheaper than the greedy plan everywhere."""
+    """Six operators alone under greedy; pairs of neighbours save half a second each, those of 3 and 4 nearly all."""
     graph = chain(6)
-    choices = [replace(c, cost=50.0) if i == 3 else c for i, c in enumerate(singles_over(graph))]
-    choices += [Choice(Group.of(graph, [i, i + 1]), 0.5) for i in range(5)]
-    return SearchProblem(graph, tuple(choices), Thresholds(hybrid_share=share), greedy=tuple((i,) for i in range(6)))
+    pairs = [Choice(Group.of(graph, [i, i + 1]), 0.25 if i == 3 else 1.5) for i in range(5)]
+    greedy = tuple((i,) for i in range(6))
+    return SearchProblem(graph, (*singles_over(graph), *pairs), Thresholds(hybrid_share=share), greedy=greedy)
 
 
-def test_hybrid_searches_around_the_hot_operators_only() -> None:
-    problem = hybrid_problem(0.2)
-    assert critical_path(problem) == [0, 1, 2, 3, 4, 5]
-    assert hot_operators(problem) == {3}
+def test_hybrid_searches_where_most_is_promised() -> None:
+    problem = hybrid_problem(0.5)
+    cover = greedy_cover(problem)
+    # Of the pairs that share an operator with one that promises more, none counts.
+    assert [(s, problem.choices[i].group.members) for s, i in promises(problem, cover)] == [
+        (1.75, (3, 4)),
+        (0.5, (0, 1)),
+    ]
+    assert hot_operators(problem, cover) == {3, 4}
     result = strategy("hybrid").search(problem)
     members = [c.group.members for c in result.choices]
-    assert (0,) in members and (1,) in members  # greedy, far from what is hot
-    assert any(3 in m and len(m) == 2 for m in members)
+    assert (0,) in members and (1,) in members  # greedy, far from what promises most
+    assert (3, 4) in members
     assert not result.proved_optimal
 
 
-def test_hybrid_with_the_whole_path_is_dp() -> None:
+def test_hybrid_that_goes_after_all_promises_is_dp() -> None:
     problem = hybrid_problem(1.0)
     assert strategy("hybrid").search(problem).cost == strategy("dp").search(problem).cost
+
+
+def test_where_nothing_is_promised_hybrid_is_greedy() -> None:
+    graph = chain(4)
+    pairs = [Choice(Group.of(graph, [i, i + 1]), 3.0) for i in range(3)]
+    problem = SearchProblem(graph, (*singles_over(graph), *pairs), greedy=((0, 1), (2,), (3,)))
+    assert strategy("hybrid").search(replace(problem, greedy=((0,), (1,), (2,), (3,)))).cost == 4.0
+    # A choice that splits a kernel promises what its operators' part of it is over what it costs.
+    assert promises(problem, greedy_cover(problem)) == [(0.5, 0), (0.5, 1)]
 
 
 @_QUIET

@@ -114,7 +114,7 @@ class Thresholds:
     states_per_region: int = 20_000  # states of one region before the search turns greedy in it
     recompute_members: int = 2  # cheap producers that one group may recompute
     frontier_values: int = 3  # values left unmaterialised in a state
-    hybrid_share: float = 0.2  # share of the critical path's cost that `hybrid` gives to dp
+    hybrid_share: float = 0.9  # share of what choices promise over greedy that `hybrid` gives to dp
     max_arguments: int = 48  # kernel parameters
     # A cost is taken to be dearer by so many of its expected errors: what is not known is not taken for the best.
     uncertainty_margin: float = 0.0

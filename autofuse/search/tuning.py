@@ -42,7 +42,7 @@ SPACE: Mapping[str, tuple[str, float, float, float | None]] = {
     "uncertainty_margin": ("float", 0.0, 2.0, 0.25),
 }
 #: Only where the strategy is one of these the threshold does anything.
-HYBRID_SPACE: Mapping[str, tuple[str, float, float, float | None]] = {"hybrid_share": ("float", 0.05, 0.6, 0.05)}
+HYBRID_SPACE: Mapping[str, tuple[str, float, float, float | None]] = {"hybrid_share": ("float", 0.05, 1.0, 0.05)}
 #: Only on GPUs these thresholds do anything.
 GPU_SPACE: Mapping[str, tuple[str, float, float, float | None]] = {
     "gpu_registers": ("int", 32, 256, None),
