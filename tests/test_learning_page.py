@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from learn_stores import MACHINE as CPU
 from learn_stores import RECORDED, family_of, fill, synthetic_store
@@ -22,6 +23,7 @@ import bench_learned
 import bench_reuse
 import collect_data
 import learning_page
+import order_trials
 import replay
 import zoo_tables
 
@@ -408,3 +410,26 @@ def test_a_predictor_is_trained_evaluated_tuned_for_and_shown(tmp_path: Path) ->
     # The thresholds of the first predictor are there now: the second is not evaluated with them.
     again = learn(tmp_path, "two")
     assert study not in again[3] and "--trials 100 " in again[3]
+
+
+def test_the_order_of_near_ties_is_told_from_that_of_others() -> None:
+    row = {"tau_within": 0.5, "mape": 0.04}
+    order = {
+        "objectives": {"as it is": {"held": row, "unseen": {**row, "tau_within": 0.25}},
+                       "order": {"held": {**row, "mape": None}, "unseen": {**row, "mape": None}}},
+        "pairs": [{"from": 0.0, "to": 0.05, "pairs": 3, "right": 0.5},
+                  {"from": 0.05, "to": None, "pairs": 1, "right": 1.0}],
+    }  # fmt: skip
+    text = learning_page.order_part(order)
+    assert "75 % are less than 5 % apart" in text
+    assert "| 0 to 5 % | 75 % | 50 % |" in text and "| 5 % and more | 25 % | 100 % |" in text
+    assert "| as it is | 0.500 | 0.250 | 4.0 % | 4.0 % |" in text and "| order | 0.500 | 0.500 | – | – |" in text
+
+
+def test_pairs_are_counted_by_how_far_apart_they_are() -> None:
+    data = SimpleNamespace(comparable=("a", "a", "a", "b"), measured=np.log([1.0, 1.01, 2.0, 3.0]))
+    found = order_trials.pairs(data, np.array([2.0, 1.0, 3.0, 0.0]))
+    assert sum(row["pairs"] for row in found) == 3
+    first, last = found[0], found[-1]
+    assert (first["from"], first["to"], first["pairs"], first["right"]) == (0.0, 0.02, 1, 0.0)
+    assert (last["to"], last["pairs"], last["right"]) == (None, 2, 1.0)
