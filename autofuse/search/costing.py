@@ -138,18 +138,34 @@ def _best_of_each(
             spans[signature] = (len(candidates), len(candidates) + len(more))
             candidates.extend(more)
             costs = np.concatenate([costs, _costs(cost_model, more, [(0, len(more))], thresholds)])
-    picks = [start + int(np.argmin(costs[start:end])) for start, end in spans.values()]
-    picked = [candidates[i] for i in picks]
-    sources = cost_model.sources(picked)
-    refill = refills(picked, hardware, cold).tolist()
+    rivals = [_rivals(candidates, costs, start, end) for start, end in spans.values()]
+    asked = [i for some in rivals for i in some]
+    refill = dict(zip(asked, refills([candidates[i] for i in asked], hardware, cold).tolist(), strict=True))
+    picks = [min(some, key=lambda i: (costs[i] + refill[i], i)) for some in rivals]
+    sources = cost_model.sources([candidates[i] for i in picks])
     result = {}
-    for signature, i, source, more in zip(spans, picks, sources, refill, strict=True):
+    for signature, i, source in zip(spans, picks, sources, strict=True):
         name = key(first[signature].shown) if key is not None else ""
         chosen = candidates[i]
         works = bool(np.isfinite(costs[i]))
         by, config = (chosen.family.name, chosen.config.text) if works else ("", "")
-        result[signature] = (float(costs[i]), by, config, source, name, more)
+        result[signature] = (float(costs[i]), by, config, source, name, refill[i])
     return result
+
+
+def _rivals(candidates: Sequence[Candidate], costs: NDArray[np.float64], start: int, end: int) -> list[int]:
+    """The cheapest of a group's configurations, and the cheapest of those that use one core where it uses all, or all.
+
+    Operands that come from L3 again make the difference between the two (`cost/plan_term.py`), and only between them.
+    """
+    best = start + int(np.argmin(costs[start:end]))
+    serial = _serial(candidates[best])
+    others = [i for i in range(start, end) if _serial(candidates[i]) != serial]
+    return [best, min(others, key=lambda i: (costs[i], i))] if others else [best]
+
+
+def _serial(candidate: Candidate) -> bool:
+    return getattr(candidate.config, "parallel", 1) == 0
 
 
 def _costs(
