@@ -214,8 +214,5 @@ class Explainer:
         from autofuse.cost.weights import weights_are_cold
 
         candidates = [Candidate(group, verdict, c) for c in verdict.configs(group, self.hardware)]
-        costs = self.costs.costs(candidates)
-        best = int(costs.argmin())
-        cold = weights_are_cold(group.graph, self.hardware)
-        more = float(refills([candidates[best]], self.hardware, cold)[0])
-        return float(costs[best]) + more + self.problem.call_cost
+        added = refills(candidates, self.hardware, weights_are_cold(group.graph, self.hardware))
+        return float((self.costs.costs(candidates) + added).min()) + self.problem.call_cost
