@@ -3,6 +3,7 @@
     python scripts/gpu_kernels.py                      writes tests/gpu_code/resources.json, then docs/dcu-kernels.md
     python scripts/gpu_kernels.py minilm_l6            one network anew, the rest of the file stays
     python scripts/gpu_kernels.py --families           the families' cases anew
+    python scripts/gpu_kernels.py --offered            more of the configurations that families offer anew
     python scripts/gpu_kernels.py --check              makes every row of the file again and says what has changed
     python scripts/gpu_kernels.py --page               the page alone
 
@@ -42,9 +43,9 @@ def lines(content: dict[str, Any]) -> str:
         inner = ",\n".join(f'  "{network}": [\n{_rows(rows)}\n  ]' for network, rows in content[name].items())
         return f' "{name}": {{\n{inner}\n }}'
 
-    families = f' "families": [\n{_rows(content["families"])}\n ]'
+    lists = [f' "{name}": [\n{_rows(content[name])}\n ]' for name in ("families", "offered")]
     target = f' "target": {json.dumps(content["target"])}'
-    return "{\n" + ",\n".join([target, families, part("networks"), part("tvm")]) + "\n}\n"
+    return "{\n" + ",\n".join([target, *lists, part("networks"), part("tvm")]) + "\n}\n"
 
 
 def _rows(rows: Iterable[Row]) -> str:
@@ -76,6 +77,14 @@ def again(content: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
                 if "rules" in row:
                     found = golden.by_rules(compiler, network, group)
                     yield f"{name}, TVM's rules", golden.differences(row["rules"], found)
+        offered = {offer(row): row["own"] for row in content["offered"]}
+        for row in golden.offered_rows(compiler):
+            yield offer(row), golden.differences(offered.get(offer(row), {"status": "missing"}), row["own"])
+
+
+def offer(row: Row) -> str:
+    """A row of a configuration that is offered, in words."""
+    return f"{row['where']}: {row['group']} {row['family']}[{row['config']}]"
 
 
 def main() -> int:
@@ -83,6 +92,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("networks", nargs="*", help="those to make anew (all, and the families' cases)")
     parser.add_argument("--families", action="store_true", help="the families' cases too, or alone")
+    parser.add_argument("--offered", action="store_true", help="more of the configurations offered too, or alone")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--page", action="store_true")
     options = parser.parse_args()
@@ -104,19 +114,22 @@ def main() -> int:
         from autofuse.measure.cross import CrossCompiler
         from autofuse.target import resolve
 
-        content = golden.kept() if golden.FILE.exists() else {"families": [], "networks": {}, "tvm": {}}
+        nothing: dict[str, Any] = {"families": [], "offered": [], "networks": {}, "tvm": {}}
+        content = nothing | (golden.kept() if golden.FILE.exists() else {})
         networks, tvm = dict(content["networks"]), dict(content["tvm"])
         with CrossCompiler(resolve(golden.TARGET), golden.PATIENCE) as compiler:
-            families = content["families"]
-            chosen = options.networks or ([] if options.families else golden.NETWORKS)
-            if options.families or not options.networks or not families:
+            families, offered = content["families"], content["offered"]
+            named = options.networks or options.families or options.offered
+            if options.families or not named or not families:
                 families = told(golden.family_rows(compiler), "families")
-            for network in chosen:
+            if options.offered or not named or not offered:
+                offered = told(golden.offered_rows(compiler), "configurations offered")
+            for network in options.networks if named else golden.NETWORKS:
                 networks[network] = told(golden.network_rows(compiler, network), network)
                 tvm[network] = told(golden.tvm_rows(compiler, network), f"{network}, TVM's fusion")
         ordered = sorted(networks, key=lambda n: [*golden.NETWORKS, n].index(n))
         made = {
-            "target": golden.TARGET, "families": families,
+            "target": golden.TARGET, "families": families, "offered": offered,
             "networks": {n: networks[n] for n in ordered}, "tvm": {n: tvm[n] for n in ordered},
         }  # fmt: skip
         write_text(golden.FILE, lines(made))

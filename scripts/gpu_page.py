@@ -19,7 +19,8 @@ def page(content: Mapping[str, Any]) -> str:
     """The whole page."""
     networks = content["networks"]
     parts = [
-        _HEAD.format(target=content["target"], waves=_WAVES), _summary(networks), _TVM, _whole(networks, content["tvm"])
+        _HEAD.format(target=content["target"], waves=_WAVES), _summary(networks), _TVM,
+        _whole(networks, content["tvm"]), _OFFERED, _estimates(content["offered"]),
     ]  # fmt: skip
     for network, rows in networks.items():
         parts.append(f"## {network}\n\n{_kernels(rows)}")
@@ -38,6 +39,48 @@ they expect the host to give."""
 
 _TVM = """What TVM would run of the same lowered networks: the groups of its own fusion (FuseOps), by its rules, beside
 our plans. Where its rules give no schedule that is complete in itself, the kernel is counted, its bytes are missing."""
+
+
+_OFFERED = """## Estimates beside compiled code
+
+What searches, thresholds and predictors are told before anything is compiled, beside the compiler's, for up to five of
+the configurations that families offer for every group of these plans and every case of the tests, chosen or not.
+VGPR: compiled over estimated (least, median, 95th percentile, most). Waves: how many kernels have fewer than estimated,
+as many, more. LDS: how many have more than estimated. Loads: vector loads (of memory or LDS) for each multiply-add, as
+they stand in the deepest loops over as estimated, where both have some (least, median, most)."""
+
+
+def _estimates(rows: Sequence[Row]) -> str:
+    """A line for each family, and one for all."""
+    head = ("family", "kernels", "no code", "spill", "VGPR", "waves: fewer", "equal", "more", "LDS: more", "loads")
+    names = sorted({row["family"] for row in rows})
+    made = [[name.removeprefix("gpu_"), *_apart([r for r in rows if r["family"] == name])] for name in names]
+    return table(head, [*made, ["all", *_apart(rows)]])
+
+
+def _apart(rows: Sequence[Row]) -> list[str]:
+    coded = [row for row in rows if "status" not in row["own"]]
+    registers = [row["own"]["vgprs"] / row["estimated"]["vgprs"] for row in coded]
+    waves = [row["own"]["waves"] - row["estimated"]["waves"] for row in coded]
+    loads = [
+        row["own"]["inner_loads"] / row["own"]["fma"] / row["estimated"]["loads_per_fma"]
+        for row in coded
+        if row["own"]["fma"] and row["estimated"]["loads_per_fma"]
+    ]
+    return [
+        str(len(rows)),
+        str(len(rows) - len(coded)),
+        str(sum(bool(row["own"]["spills"] or row["own"]["scratch"]) for row in coded)),
+        _spread(registers, (0.0, 0.5, 0.95, 1.0)),
+        *(str(sum(apart < 0 for apart in waves)), str(waves.count(0)), str(sum(apart > 0 for apart in waves))),
+        str(sum(row["own"]["lds"] > row["estimated"]["lds"] for row in coded)),
+        _spread(loads, (0.0, 0.5, 1.0)),
+    ]
+
+
+def _spread(values: Sequence[float], parts: Sequence[float]) -> str:
+    ordered = sorted(values)
+    return ", ".join(f"{ordered[round(part * (len(ordered) - 1))]:.2f}" for part in parts) if ordered else ""
 
 
 def _whole(networks: Mapping[str, Sequence[Row]], tvm: Mapping[str, Sequence[Row]]) -> str:

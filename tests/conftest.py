@@ -36,9 +36,9 @@ os.environ.update(pool_environment(2))
 # alone with a long one in the end.
 LONGEST = (
     "test_isa_kernels", "test_schedule_conformance", "test_remote_devices", "test_schedule_pairs", "test_zoo",
-    "test_schedule_gpu", "test_remote", "test_schedule_conv", "test_bench_engines", "test_command_line",
-    "test_gpu_runner", "test_runner", "test_schedule_uneven_windows", "test_schedule_winograd", "test_kernel_check",
-    "test_schedule_resize", "test_evaluate", "test_gpu_numbers", "test_gpu_golden", "test_schedule_elementwise",
+    "test_gpu_numbers", "test_gpu_golden", "test_schedule_gpu", "test_remote", "test_schedule_conv",
+    "test_bench_engines", "test_command_line", "test_gpu_runner", "test_runner", "test_schedule_uneven_windows",
+    "test_schedule_winograd", "test_kernel_check", "test_schedule_resize", "test_evaluate", "test_schedule_elementwise",
     "test_schedule_matmul", "test_lower_channel_routes",
 )  # fmt: skip
 

@@ -2,14 +2,15 @@
 
 `networks`: every group of the plans that the analytical cost model of GPUs finds for four networks, and what TVM's own
 rules make of the same fused function; `tvm`: the groups of TVM's own fusion (FuseOps) of the same lowered networks, by
-its rules; `families`: tests/gpu_cases.py. scripts/gpu_kernels.py writes the file.
+its rules; `families`: tests/gpu_cases.py; `offered`: more of the configurations that families offer for the same groups
+and cases, what families estimate of them beside what the compiler made. scripts/gpu_kernels.py writes the file.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from autofuse.compiler import Analysed, analyse_for, problem_of
 from autofuse.cost.gpu import GpuCostModel
 from autofuse.graph.model import Group
 from autofuse.measure.cross import CrossCompiler, CrossResult
+from autofuse.schedule.family import ScheduleFamily
 from autofuse.schedule.gpu.dlight import scheduled_by_rules
 from autofuse.schedule.gpu.shape import GpuShape
 from autofuse.schedule.registry import family
@@ -33,6 +35,8 @@ NETWORKS = ("mobilenet_v1", "minilm_l6", "yolov4_tiny", "resnet50")
 STRATEGY = "dp"
 #: Seconds that a kernel may take to compile: most take one, on a busy machine as long as it likes.
 PATIENCE = 300.0
+#: Of each group so many of the configurations that its family offers, evenly over its list, first and last among them.
+OFFERED = 5
 Row = dict[str, Any]
 
 #: How far what is found may be from what was kept: so much, or such a part of it. Registers are the compiler's choice,
@@ -56,7 +60,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
         return [] if was == now else [f"status was {was}, is {now}: {after.get('message', '')}"]
     found = []
     for name, (much, part) in TOLERANCES.items():
-        if abs(after[name] - before[name]) > max(much, part * before[name]):
+        if name in before and abs(after[name] - before[name]) > max(much, part * before[name]):
             found.append(f"{name} was {before[name]}, is {after[name]}")
     return found
 
@@ -97,7 +101,12 @@ def compiled(compiler: CrossCompiler, schedule: Callable[[], Any]) -> Row:
     try:
         return resources(compiler.code(schedule()))
     except Exception as error:
-        return {"status": "unscheduled", "message": (str(error).strip().splitlines() or ["?"])[-1][:160]}
+        return unscheduled(error)
+
+
+def unscheduled(error: Exception) -> Row:
+    """What a row says where there is no scheduled code."""
+    return {"status": "unscheduled", "message": (str(error).strip().splitlines() or ["?"])[-1][:160]}
 
 
 # -- networks ------------------------------------------------------------------------------------------------------
@@ -161,19 +170,23 @@ def by_rules(compiler: CrossCompiler, network: str, group: Group) -> Row:
     return compiled(compiler, lambda: scheduled_by_rules(analysed(network).fuser.fuse(group), HARDWARE))
 
 
-def network_rows(compiler: CrossCompiler, network: str) -> Iterator[Row]:
-    """A row for each different kernel of a network's plan; `times`: how often it stands in it."""
-    rows: dict[str, Row] = {}
-    groups: dict[str, Group] = {}
+def planned(network: str) -> list[tuple[Row, Group]]:
+    """A row for each different kernel of a network's plan, without resources, and its group; `times`: how often it
+    stands in the plan.
+    """
+    rows: dict[str, tuple[Row, Group]] = {}
     for group, name, config in plan(network):
         key = f"{name}[{config}]{analysed(network).fuser.structure(group)}"
         if key in rows:
-            rows[key]["times"] += 1
+            rows[key][0]["times"] += 1
         else:
-            rows[key] = {**described(network, group, name, config), "times": 1}
-            groups[key] = group
-    for key, row in rows.items():
-        group = groups[key]
+            rows[key] = ({**described(network, group, name, config), "times": 1}, group)
+    return list(rows.values())
+
+
+def network_rows(compiler: CrossCompiler, network: str) -> Iterator[Row]:
+    """The rows of a network's plan with the resources of our kernels, and of what TVM's rules make of the groups."""
+    for row, group in planned(network):
         found = {"own": own(compiler, network, group, row["family"], row["config"])}
         if row["family"] != "dlight":
             found["rules"] = by_rules(compiler, network, group)
@@ -214,3 +227,46 @@ def family_rows(compiler: CrossCompiler, names: Sequence[str] = ()) -> Iterator[
                 "config": config.text,
                 "own": compiled(compiler, lambda case=case, config=config: case.schedule(config)),  # type: ignore[misc]
             }
+
+
+# -- estimates -----------------------------------------------------------------------------------------------------
+
+
+def offered_rows(compiler: CrossCompiler) -> Iterator[Row]:
+    """A row for each of OFFERED configurations of every group of the networks' plans, and of every case."""
+    for network in NETWORKS:
+        fuser = analysed(network).fuser
+        groups = {fuser.structure(group): (group, row["family"]) for row, group in planned(network)}
+        for group, name in groups.values():
+            if name != "dlight":
+                yield from _offered(compiler, network, family(name, "gpu"), group, partial(fuser.fuse, group))
+    for name, what, emit, shapes, behind in CASES:
+        case = GpuCase(family(name, "gpu"), emit, shapes, behind)
+        yield from _offered(compiler, what, case.family, case.group, partial(case.made.fuser.fuse, case.group))
+
+
+def _offered(
+    compiler: CrossCompiler, where: str, chosen: ScheduleFamily, group: Group, fused: Callable[[], Any]
+) -> Iterator[Row]:
+    configs = chosen.configs(group, HARDWARE)
+    last = len(configs) - 1
+    for place in sorted({round(i * last / (OFFERED - 1)) for i in range(OFFERED)}):
+        config = configs[place]
+        shape = _shape(group, chosen.name, config.text)
+        try:
+            result = compiler.code(chosen.apply(fused(), group, config, HARDWARE))
+            own = resources(result)
+        except Exception as error:
+            own = unscheduled(error)
+        estimated = {
+            "vgprs": shape.registers, "lds": shape.lds_bytes, "loads_per_fma": round(shape.loads_per_fma, 4),
+            "waves": HARDWARE.resident_waves(shape.registers, shape.lds_bytes, shape.threads),
+        }  # fmt: skip
+        if "status" not in own:
+            inner = result.kernels[0].inner
+            kept = ("vgprs", "lds", "scratch", "spills", "waves")
+            own = {name: own[name] for name in kept} | {"fma": inner.fma, "inner_loads": inner.loads + inner.lds_reads}
+        yield {
+            "where": where, "group": group.label, "family": chosen.name, "config": config.text, "estimated": estimated,
+            "own": own,
+        }  # fmt: skip

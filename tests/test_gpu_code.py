@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 from gpu_harness import GpuCase
+from isa_harness import _affine
 from tvm import tirx
 from tvm.relax import op as R
 
 from autofuse.codegen.resources import CodeError, InstructionMix, KernelResources, kernels_of
 from autofuse.measure.cross import CrossCompiler
 from autofuse.schedule.gpu.elementwise import GpuElementwiseConfig
+from autofuse.schedule.gpu.gemm import GpuGemmConfig
 from autofuse.schedule.registry import family
 from autofuse.target import resolve
 
@@ -120,3 +122,16 @@ def test_a_function_without_threads_is_refused_by_name(cross: CrossCompiler) -> 
     func = tirx.PrimFunc([buffer], tirx.BufferStore(buffer, tirx.const(1.0, "float32"), [tirx.const(0, "int64")]))
     result = cross.code(func)
     assert result.status == "failed" and result.message
+
+
+@pytest.mark.parametrize("buffers", [1, 2])
+def test_loops_that_stay_loops_do_not_make_buffers_larger(cross: CrossCompiler, buffers: int) -> None:
+    """TVM sizes buffers by what loops may reach, and 112 workgroups once took the tile of one to 119,808 bytes."""
+    case = GpuCase(family("gpu_gemm", "gpu"), _affine(256, 1024), [(196, 256)])
+    config = GpuGemmConfig(32, 64, 16, 2, 4, buffers)
+    result = cross.code(case.schedule(config))
+    assert result.ok, result.message
+    (kernel,) = result.kernels
+    assert kernel.lds_bytes == config.lds_bytes == buffers * 4 * 16 * (32 + 64) and kernel.vgpr_spills == 0
+    # The loop over the tile's depth is there: it is not written out.
+    assert kernel.mix.fma < 16 * 2 * 4 * 2

@@ -143,6 +143,6 @@ def _number(extent: Any) -> int:
         return _number(extent.a) + _number(extent.b)
     if isinstance(extent, tirx.Cast):
         return _number(extent.value)
-    if isinstance(extent, tirx.BitwiseAnd):
+    if isinstance(extent, tirx.RShift):
         return 0  # see Grid.rolled
     raise CodeError(f"a loop has the extent {extent}, which is no constant")

@@ -52,7 +52,7 @@ class GpuAttentionFamily(ScheduleFamily):
     """Products of queries with keys, elementwise work on the scores, their softmax, and its product with values."""
 
     name: ClassVar[str] = "gpu_attention"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     configuration: ClassVar[type[Configuration]] = GpuAttentionConfig
 
     def anchors(self, op: Operator) -> bool:

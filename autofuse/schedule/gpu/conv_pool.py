@@ -51,7 +51,7 @@ class GpuConvPoolFamily(ScheduleFamily):
     """A dense convolution, elementwise operators, a pool of small windows, elementwise operators."""
 
     name: ClassVar[str] = "gpu_conv_pool"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     configuration: ClassVar[type[Configuration]] = GpuGemmConfig
     most_anchors: ClassVar[int] = 1
 

@@ -33,7 +33,7 @@ class GpuDepthwiseGemmFamily(ScheduleFamily):
     """
 
     name: ClassVar[str] = "gpu_depthwise_gemm"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     configuration: ClassVar[type[Configuration]] = GpuGemmConfig
     least_anchors: ClassVar[int] = 2
     most_anchors: ClassVar[int] = 2

@@ -128,7 +128,7 @@ class GpuGemmFamily(ScheduleFamily):
     """One matrix product or dense convolution, anything injective before, elementwise operators after it."""
 
     name: ClassVar[str] = "gpu_gemm"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     configuration: ClassVar[type[Configuration]] = GpuGemmConfig
     most_anchors: ClassVar[int] = 1
     results_behind: ClassVar[bool] = True

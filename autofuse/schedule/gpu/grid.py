@@ -61,10 +61,11 @@ class Grid(Nest):
     def rolled(self, stem: str, extent: int, block: Any, body: Body) -> Any:
         """A loop that stays one: its extent is not seen to be a constant, by what is 0 for every workgroup there is.
 
-        LLVM writes out short loops whole, brings forward what they load, and runs out of registers.
+        LLVM writes out short loops whole, brings forward what they load, and runs out of registers. TVM, which sizes
+        buffers by what loops may reach, has to see that it is 0: hence the shift, by which its bound is.
         """
         var = self.variable(stem, extent)
-        nothing = tirx.bitwise_and(block, index(1 << 30))
+        nothing = tirx.shift_right(tirx.bitwise_and(block, index(1 << 30)), index(20))
         return tirx.For(var, index(0), index(extent) + nothing, SERIAL, body(var))
 
     def guarded(self, value: Any, limit: int, extent: int, body: Callable[[], Any]) -> Any:
