@@ -117,7 +117,7 @@ def excitation(s: Sketch) -> None:
 
 def resize(s: Sketch) -> None:
     v = s.find(4)
-    scales = floats(1, 1, s.pick(1, 2, 3, 1.5), s.pick(1, 2, 3, 0.5))
+    scales = floats(1, 1, s.pick(1, 2, 3, 1.5, 1.7), s.pick(1, 2, 3, 0.5, 0.7))
     way = s.pick("asymmetric", "half_pixel", "align_corners", "pytorch_half_pixel")
     if s.chance(0.5):
         rounding = s.pick("floor", "round_prefer_floor", "ceil", "round_prefer_ceil")

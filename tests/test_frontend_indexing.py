@@ -33,6 +33,24 @@ _RESIZES = [
     ([1, 2, 6, 5], [1, 1, 0.6, 1.3], {"mode": "cubic"}),
     ([1, 1, 8, 8], [1, 1, 0.5, 0.5], {"mode": "linear", "antialias": 1}),
     ([2, 3, 7], [1, 1, 2], {"mode": "linear"}),
+    # Positions on the border between two rows, and sizes just short of a whole number, in float64.
+    (
+        [1, 1, 29, 31],
+        [1, 1, 1.5, 0.3],
+        {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"},
+    ),
+    (
+        [1, 2, 29, 17],
+        [1, 1, 1.5, 1.7],
+        {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"},
+    ),
+    ([1, 1, 3, 53], [1, 1, 1, 1.4], {"mode": "nearest", "nearest_mode": "ceil"}),
+    (
+        [1, 1, 3, 22],
+        [1, 1, 1, 0.8],
+        {"coordinate_transformation_mode": "half_pixel_symmetric", "nearest_mode": "round_prefer_ceil"},
+    ),
+    ([1, 1, 10, 3], [1, 1, 0.7, 1], {"mode": "linear"}),
 ]
 
 

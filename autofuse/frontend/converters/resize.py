@@ -115,7 +115,8 @@ def _plan(
         region = (float(roi[k]), float(roi[len(which) + k])) if roi is not None else (0.0, 1.0)
         if scales is not None:
             scale = float(scales[k])
-            target = math.floor(size * (region[1] - region[0]) * scale)
+            # In float32, as ONNX's shape inference does: 10 rows by 0.7 are 7.
+            target = math.floor(np.float32(size) * np.float32(region[1] - region[0]) * np.float32(scale))
         elif common is not None:
             scale, target = common, math.floor(common * size + 0.5)
         else:
@@ -166,26 +167,31 @@ def _resample(bb: Any, data: Any, position: int, axis: _Axis, attr: Attributes) 
 
 
 def _coordinates(axis: _Axis, mode: str) -> Array:
-    """Where in the input each output position lies."""
-    x = np.arange(axis.target, dtype="float64")
+    """Where in the input each output position lies, float32.
+
+    Nearest jumps where a coordinate crosses a border, and many fall just on one: with scale 0.3 position 3 lies at 10,
+    or just before it, as the arithmetic rounds. So it is ONNX Runtime's: the scale is a float32, and so is every step.
+    """
+    one, half = np.float32(1), np.float32(0.5)
+    x = np.arange(axis.target, dtype="float32")
+    scale, size, target = np.float32(axis.scale), np.float32(axis.size), np.float32(axis.target)
     # The length that align_corners stretches over is the unrounded one.
-    length = axis.scale * axis.size
-    if mode == "half_pixel":
-        return (x + 0.5) / axis.scale - 0.5
+    length = scale * size
+    if mode == "half_pixel" or (mode == "pytorch_half_pixel" and axis.target > 1):
+        return (x + half) / scale - half
     if mode == "half_pixel_symmetric":
-        adjusted = axis.target / length
-        return axis.size / 2 * (1 - adjusted) + (x + 0.5) / axis.scale - 0.5
+        return size / 2 * (one - target / length) + (x + half) / scale - half
     if mode == "pytorch_half_pixel":
-        return (x + 0.5) / axis.scale - 0.5 if axis.target > 1 else np.zeros_like(x)
+        return np.zeros_like(x)
     if mode == "align_corners":
-        return x * (axis.size - 1) / (length - 1) if length > 1 else np.zeros_like(x)
+        return x * (size - one) / (length - one) if length > 1 else np.zeros_like(x)
     if mode == "asymmetric":
-        return x / axis.scale
+        return x / scale
     if mode == "tf_crop_and_resize":
-        start, end = axis.roi
+        start, end = np.float32(axis.roi[0]), np.float32(axis.roi[1])
         if axis.target > 1:
-            return start * (axis.size - 1) + x * (end - start) * (axis.size - 1) / (axis.target - 1)
-        return np.full(1, 0.5 * (start + end) * (axis.size - 1))
+            return start * (size - one) + x * (end - start) * (size - one) / (target - one)
+        return np.full(1, half * (start + end) * (size - one))
     raise ModelError(f"its coordinate_transformation_mode {mode} is not supported")
 
 
