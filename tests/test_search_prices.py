@@ -109,7 +109,18 @@ def test_a_recomputing_choice_that_cannot_pay_is_not_searched() -> None:
     result = DPStrategy().search(SearchProblem(graph, (*singles, *pair)))
     assert result.cost == 5.0
     assert result.proved_optimal
-    assert (result.states, result.pruned["too_dear"]) == (0, 4)
+    assert (result.states, result.pruned["too_dear"]) == (0, 10)  # both, at first and at four prices
+
+
+def test_a_kernel_that_costs_more_of_the_tie_than_others_is_saved_too() -> None:
+    graph = chain(10)
+    choices = [Choice(Group.of(graph, [i]), 12.5) for i in range(10)]
+    # One pair pays, so that no fusion is no limit; of the others the first fits in 1 % of 110, the rest do not.
+    for first, cost in ((8, 10.0), (0, 26.05), (2, 28.0), (4, 28.0), (6, 28.0)):
+        choices.append(Choice(Group.of(graph, [first, first + 1]), cost))
+    result = DPStrategy().search(SearchProblem(graph, tuple(choices)))
+    assert result.cost == pytest.approx(111.05)
+    assert [c.group.members for c in result.choices] == [(0, 1), *((i,) for i in range(2, 8)), (8, 9)]
 
 
 def test_of_near_equal_plans_fewer_kernels_win_then_less_traffic() -> None:

@@ -17,8 +17,8 @@ from autofuse.search.interval import interval_cover
 from autofuse.search.order import peak_memory, run_order
 from autofuse.search.problem import Choice, SearchProblem, SearchResult, SearchStrategy
 
-# Prices of a kernel that are tried when near ties are settled, in units of one that never breaks the allowance.
-_PRICES = (64.0, 8.0, 1.0)
+# Prices of a kernel among which near ties are settled, in units of one that never breaks the allowance.
+_PRICES = tuple(2 ** (i / 2) for i in range(15))
 
 
 class DPStrategy(SearchStrategy):
@@ -75,7 +75,7 @@ class DPStrategy(SearchStrategy):
 
         A price for each kernel makes the search weigh kernels against time. With p = (allowance - best) / kernels of
         the best no cover over the allowance can come out: cost' + p·kernels' <= best + p·kernels. Higher prices find
-        covers with fewer kernels, if they keep to the allowance: the highest is tried first.
+        covers with fewer kernels: the highest that keeps to the allowance is found by halving.
         """
         allowance = min([cover.value * (1 + self.tie)] + [sum(weights[j] for j in other) for other in known])
         allowance = max(allowance, cover.value)
@@ -84,19 +84,20 @@ class DPStrategy(SearchStrategy):
         # The traffic of the whole plan weighs as much as half a kernel: for the best cover, at most
         # price * (kernels + 1/2) * 2/3 <= price * kernels is added.
         price *= 2 / 3
-        # Where the first look ran into its cap, the others are kept short.
-        cap = None if cover.exact else search.thresholds.states_per_region // 20
-        for times in _PRICES:
-            dearer = [
-                w + times * price * (1 + 0.5 * c.traffic / traffic)
-                for w, c in zip(weights, search.choices, strict=True)
-            ]
-            again = search.best(dearer, [cover.chosen], cap=cap)
-            if again is not None:
-                value = sum(weights[j] for j in again.chosen)
-                if value <= allowance:
-                    return Cover(again.chosen, value, again.exact)
-        return cover
+        # Where the first look ran into its cap, the others are fewer, and kept short.
+        prices, cap = (_PRICES, None) if cover.exact else (_PRICES[:-1:2], search.thresholds.states_per_region // 20)
+        best, low, high = cover, 0, len(prices)
+        while low < high:
+            middle = (low + high) // 2
+            each = prices[middle] * price
+            dearer = [w + each * (1 + 0.5 * c.traffic / traffic) for w, c in zip(weights, search.choices, strict=True)]
+            again = search.best(dearer, [best.chosen], cap=cap)
+            value = sum(weights[j] for j in again.chosen) if again is not None else math.inf
+            if again is not None and value <= allowance:
+                best, low = Cover(again.chosen, value, again.exact), middle + 1
+            else:
+                high = middle
+        return best
 
     @staticmethod
     def _ordered(problem: SearchProblem, picked: Sequence[Choice], cover: Cover) -> list[Choice]:
