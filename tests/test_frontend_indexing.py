@@ -62,6 +62,15 @@ def test_resize_by_scales(shape: list[int], scales: list[float], attributes: dic
     assert_same_as_onnxruntime(source, tolerance=1e-4)
 
 
+@pytest.mark.parametrize(("mode", "size"), [("nearest", [13, 5]), ("linear", [13, 1]), ("linear", [1, 5])])
+def test_resize_by_corners_to_sizes(mode: str, size: list[int]) -> None:
+    """45 by 13 / 45 is not 13 in float32; one row or column has no second corner."""
+    attributes = {"mode": mode, "coordinate_transformation_mode": "align_corners", "nearest_mode": "floor"}
+    nodes = [node("Resize", ["x", "", "", "sizes"], ["y"], **attributes)]
+    source = model(nodes, {"x": [1, 2, 45, 33]}, ["y"], {"sizes": np.array([1, 2, *size])})
+    assert_same_as_onnxruntime(source, tolerance=1e-4)
+
+
 def test_resize_to_the_size_of_another_tensor() -> None:
     """A detector's upsampling: the target is computed from a shape."""
     source = model(

@@ -30,12 +30,13 @@ _RESIZE2D_COORDINATES = {"half_pixel", "asymmetric", "align_corners", "pytorch_h
 
 @dataclass(frozen=True)
 class _Axis:
-    """How one axis is resampled."""
+    """How one axis is resampled; `length` is the target before it is rounded down."""
 
     size: int
     target: int
     scale: float
     roi: tuple[float, float]
+    length: float
 
 
 class Resize(OnnxOpConverter):  # type: ignore[misc]
@@ -104,7 +105,7 @@ def _plan(
     assert given is not None
     if len(given) != len(which):
         raise ModelError(f"gives {len(given)} scales or sizes for {len(which)} axes")
-    planned = [_Axis(size, size, 1.0, (0.0, 1.0)) for size in shape]
+    planned = [_Axis(size, size, 1.0, (0.0, 1.0), size) for size in shape]
     policy = text(attr, "keep_aspect_ratio_policy", "stretch")
     common = None
     if scales is None and policy != "stretch":
@@ -117,12 +118,13 @@ def _plan(
             scale = float(scales[k])
             # In float32, as ONNX's shape inference does: 10 rows by 0.7 are 7.
             target = math.floor(np.float32(size) * np.float32(region[1] - region[0]) * np.float32(scale))
+            length = scale * size
         elif common is not None:
-            scale, target = common, math.floor(common * size + 0.5)
+            scale, target, length = common, math.floor(common * size + 0.5), common * size
         else:
             target = int(given[k])
-            scale = target / size
-        planned[axis] = _Axis(size, target, scale, region)
+            scale, length = target / size, target
+        planned[axis] = _Axis(size, target, scale, region, length)
     return planned
 
 
@@ -138,7 +140,9 @@ def _fits_resize2d(shape: tuple[int, ...], axes: list[_Axis], attr: Attributes) 
     whole = all(abs(axis.scale * axis.size - axis.target) < 1e-9 for axis in axes[2:])
     if mode == "nearest":
         return whole and coordinates == "asymmetric" and all(axis.target % axis.size == 0 for axis in axes[2:])
-    return whole and (coordinates != "pytorch_half_pixel" or all(axis.target > 1 for axis in axes[2:]))
+    # One row or column has a place of its own there, and resize2d divides by zero.
+    alone = coordinates in ("align_corners", "pytorch_half_pixel") and any(axis.target == 1 for axis in axes[2:])
+    return whole and not alone
 
 
 def _resample(bb: Any, data: Any, position: int, axis: _Axis, attr: Attributes) -> Any:
@@ -175,12 +179,12 @@ def _coordinates(axis: _Axis, mode: str) -> Array:
     one, half = np.float32(1), np.float32(0.5)
     x = np.arange(axis.target, dtype="float32")
     scale, size, target = np.float32(axis.scale), np.float32(axis.size), np.float32(axis.target)
-    # The length that align_corners stretches over is the unrounded one.
-    length = scale * size
+    # What align_corners stretches over is not rounded.
+    length = np.float32(axis.length)
     if mode == "half_pixel" or (mode == "pytorch_half_pixel" and axis.target > 1):
         return (x + half) / scale - half
     if mode == "half_pixel_symmetric":
-        return size / 2 * (one - target / length) + (x + half) / scale - half
+        return size / 2 * (one - target / (scale * size)) + (x + half) / scale - half
     if mode == "pytorch_half_pixel":
         return np.zeros_like(x)
     if mode == "align_corners":
