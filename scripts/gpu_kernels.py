@@ -1,7 +1,7 @@
 """Kernels for a GPU that is not here, compiled and looked at: what they take of the card, beside TVM's own schedules.
 
     python scripts/gpu_kernels.py                      writes tests/gpu_code/resources.json, then docs/dcu-kernels.md
-    python scripts/gpu_kernels.py minilm_l6            one network anew, the rest of the file stays
+    python scripts/gpu_kernels.py minilm_l6            one network anew, and the configurations offered
     python scripts/gpu_kernels.py --families           the families' cases anew
     python scripts/gpu_kernels.py --offered            more of the configurations that families offer anew
     python scripts/gpu_kernels.py --check              makes every row of the file again and says what has changed
@@ -127,7 +127,7 @@ def main() -> int:
             named = options.networks or options.families or options.offered
             if options.families or not named or not families:
                 families = told(golden.family_rows(compiler), "families")
-            if options.offered or not named or not offered:
+            if options.networks or options.offered or not named or not offered:  # of the groups that plans have now
                 offered = told(golden.offered_rows(compiler), "configurations offered")
             for network in options.networks if named else golden.NETWORKS:
                 networks[network] = told(golden.network_rows(compiler, network), network)
