@@ -12,6 +12,7 @@ import pytest
 from small_network import command, image, small_network
 
 import autofuse
+from autofuse.errors import ModelError
 from autofuse.files import open_beside, whole_file
 from autofuse.report.results import write_text
 
@@ -56,6 +57,23 @@ def test_a_file_that_is_not_finished_leaves_what_was_there(tmp_path: Path) -> No
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("goal.txt", b"after")]
     with pytest.raises(FileNotFoundError), whole_file(tmp_path / "nowhere" / "goal.txt"):
         pass
+
+
+def test_nothing_is_put_in_the_place_of_what_is_no_regular_file(tmp_path: Path) -> None:
+    compiled = autofuse.compile(small_network(), threads=1)
+    np.savez(tmp_path / "x.npz", image=image())
+    compiled.save(str(tmp_path / "net.so"))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="no regular file"), whole_file(pipe):
+        pass
+    with pytest.raises(ModelError, match="no regular file"):
+        compiled.save(str(pipe))
+    done = command("run", "net.so", "--input", "x.npz", "--output", "pipe", folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "error: cannot write pipe: it is there and no regular file; choose another place\n"
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["net.so", "pipe", "x.npz"]
 
 
 def test_reports_follow_the_umask(umask: int, tmp_path: Path) -> None:

@@ -116,6 +116,17 @@ def test_training_mode_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     assert "'norm'" in text and "training" in text
 
 
+def test_a_dropout_that_drops_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    source = model(
+        [node("Dropout", ["x", "ratio", "training"], ["y"], name="drop")],
+        {"x": [2, 3]},
+        ["y"],
+        {"ratio": np.float32(0.5), "training": np.bool_(True)},
+    )
+    text = _line(capfd, source, ModelError)
+    assert "'drop'" in text and "training" in text
+
+
 def test_a_node_whose_shapes_do_not_fit_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     source = _small()
     source.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(weights(4, 5, 3, 3), "w"))

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from autofuse.errors import AutofuseError, InputError, ModelError
+from autofuse.files import NO_FILE
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -64,6 +65,8 @@ def check_writable(path: str | Path, error: type[AutofuseError] = ModelError) ->
     folder = target.resolve().parent
     if not str(path) or target.is_dir():
         raise error(f"cannot write {str(path)!r}: it is {'a folder' if str(path) else 'no name'}, give a file")
+    if target.exists() and not target.is_file():
+        raise error(f"cannot write {path}: {NO_FILE}; choose another place")
     if not folder.is_dir():
         raise error(f"cannot write {path}: the folder {folder} does not exist")
     try:

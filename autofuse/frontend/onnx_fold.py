@@ -15,7 +15,7 @@ import onnx.numpy_helper
 import onnx.reference
 import onnx.shape_inference
 
-from autofuse.errors import InputError
+from autofuse.errors import InputError, ModelError
 
 Array = npt.NDArray[Any]
 
@@ -170,6 +170,16 @@ def reject_empty(graph: onnx.GraphProto) -> None:
                 f"node '{label}' ({node.op_type}): its output would be empty ({'x'.join(map(str, shape))}); "
                 "give larger input shapes with --input-shape"
             )
+
+
+def reject_dropping(graph: onnx.GraphProto) -> None:
+    """Raises ModelError where a constant tells a Dropout to drop elements: the simplifier would take it out."""
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        training = constants.get(node.input[2]) if node.op_type == "Dropout" and len(node.input) > 2 else None
+        if training is not None and onnx.numpy_helper.to_array(training).any():
+            label = f"node '{node.name}'" if node.name else f"the node giving '{node.output[0]}'"
+            raise ModelError(f"{label} (Dropout): is in training mode; export the model for inference")
 
 
 def static_shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import onnx
 import onnx.inliner
 
-from autofuse.frontend.onnx_fold import SMALL, fold_constants, reject_empty
+from autofuse.frontend.onnx_fold import SMALL, fold_constants, reject_dropping, reject_empty
 from autofuse.frontend.onnx_pads import bake_pads
 
 # These either make the importer's result worse (MatMul + Add as Reshape, Gemm, Reshape) or do on ONNX what the
@@ -45,12 +45,14 @@ def slim_onnx(model: onnx.ModelProto, supported: set[str], strict: bool) -> onnx
 
     Raises:
         InputError: with `strict`, an operator does not accept the shapes that reach it; a window that does not fit.
+        ModelError: a Dropout in training mode.
     """
     inputs = _clean_inputs(model.graph)
     outputs = [value.name for value in model.graph.output]
     light, weights = _without_weights(model)
     light = fold_constants(_inline_unsupported(light, supported), strict)
     reject_empty(light.graph)
+    reject_dropping(light.graph)
     bake_pads(light.graph)
     light = fold_constants(_structural_slim(light))
     _trim_outputs(light.graph)
