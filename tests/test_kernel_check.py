@@ -47,6 +47,16 @@ def test_right_kernels_are_kept(right: list[np.ndarray], caplog: pytest.LogCaptu
     np.testing.assert_array_equal(made(image())[0], right[0])
 
 
+def test_kernels_of_scalars_are_kept(caplog: pytest.LogCaptureFixture) -> None:
+    source = model([node("Exp", ["x"], ["a"]), node("Add", ["a", "x"], ["y"])], {"x": []}, ["y"])
+    with caplog.at_level(logging.WARNING):
+        made = autofuse.compile(source, threads=1, check=True)
+    assert not caplog.messages
+    x = np.array(0.5, "float32")
+    (y,) = made(x)
+    assert y.shape == () and abs(y - (np.exp(x) + x)) < 1e-6
+
+
 def test_what_is_wrong_is_replaced_with_a_warning(
     right: list[np.ndarray], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -77,7 +77,7 @@ def _unpack(array: Array, tensor: Tensor) -> Array:
 
 def _pack(array: Array, tensor: Tensor) -> Array:
     if not _blocked(tensor):
-        return np.ascontiguousarray(array)
+        return np.asarray(array, order="C")  # ascontiguousarray gives a scalar an axis
     n, outer, h, w, block = tensor.shape
     return np.ascontiguousarray(array.reshape(n, outer, block, h, w).transpose(0, 1, 3, 4, 2))
 
