@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +19,7 @@ from small_network import small_network
 from autofuse.cli import cli
 from autofuse.cost import CostModel
 from autofuse.learn import save_predictor
-from autofuse.measure import CollectItem, ReplayBuilder, oracle
+from autofuse.measure import BuildRequest, BuildResult, CollectItem, ReplayBuilder, oracle
 from autofuse.measure.order import in_order
 from autofuse.records import SqliteStore
 
@@ -30,6 +32,15 @@ def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("AUTOFUSE_HOME", str(tmp_path / "home"))
     onnx.save(small_network(), tmp_path / "small.onnx")
     return str(tmp_path / "small.onnx")
+
+
+class Slow(ReplayBuilder):
+    """Builds for longer than a run of a second."""
+
+    def build(self, requests: Iterable[BuildRequest]) -> Generator[BuildResult, None, None]:
+        for result in super().build(requests):
+            time.sleep(1.2)
+            yield result
 
 
 def collect(*arguments: object) -> dict[str, Any]:
@@ -130,6 +141,16 @@ def test_what_numpy_does_not_compute_is_skipped_and_named(
     arguments = ["collect", network, "--db", str(tmp_path / "r.db"), "--configs", "1", "--threads", "2"]
     ran = CliRunner().invoke(cli, arguments, catch_exceptions=False)
     assert re.search(r"already there, \d+ skipped", ran.output) and "(nn.softmax)" in ran.output
+
+
+def test_time_that_is_too_short_for_a_kernel_is_said(
+    network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autofuse.measure.PoolBuilder", lambda workers: Slow())
+    arguments = ["collect", network, "--db", str(tmp_path / "r.db"), "--configs", "1", "--threads", "2"]
+    ran = CliRunner().invoke(cli, [*arguments, "--budget", "1s"], catch_exceptions=False)
+    assert ran.exit_code == 0 and ran.stdout.startswith("0 measured, 0 failed, 0 already there")
+    assert "time ran out before the first kernel was measured: give a longer --budget" in ran.stderr
 
 
 def test_a_predictor_says_what_to_explore(network: str, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:

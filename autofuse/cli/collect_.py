@@ -202,6 +202,8 @@ def command(
         )
         for said in stats.skips:
             click.echo(said, err=True)
+        if seconds is not None and stats.left and not (stats.measured or stats.failed or stats.interrupted):
+            click.echo("time ran out before the first kernel was measured: give a longer --budget", err=True)
 
 
 class _Place:

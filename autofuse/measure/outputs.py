@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+# Roundings of the largest value that any output may be off: kernels sum float16 values in float16.
+_ROUNDINGS = 8
+
 
 def poison(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
     """An output as it is before the kernel ran: values that show where it did not write."""
@@ -22,9 +25,9 @@ def compare(
 ) -> str:
     """What is wrong with the outputs, "" if nothing: errors count relative to the largest expected value.
 
-    Not-a-number matches not-a-number and infinities match themselves; integers must be equal. Where `loose` is not
-    zero, integers have the tolerance too, and that share of an output's values, or two of them, may be anything
-    finite, if that is no more than an eighth.
+    A type that is coarser than the tolerance is allowed eight of its roundings. Not-a-number matches not-a-number and
+    infinities match themselves; integers must be equal. Where `loose` is not zero, integers have the tolerance too, and
+    that share of an output's values, or two of them, may be anything finite, if that is no more than an eighth.
     """
     for i, (out, want) in enumerate(zip(outputs, expected, strict=True)):
         if out.shape != want.shape:
@@ -36,6 +39,8 @@ def compare(
             error = np.where(same, 0.0, np.abs(out.astype(np.float64) - want.astype(np.float64)))
         error = np.where(np.isfinite(error), error, np.inf)
         allowed = tolerance * scale if out.dtype.kind == "f" or loose else 0.0
+        if out.dtype.kind == "f":
+            allowed = max(allowed, _ROUNDINGS * float(np.finfo(out.dtype).eps) * scale)
         worst = float(np.max(error, initial=0.0))
         if worst > allowed and loose and np.isfinite(worst):
             spare = min(max(2, int(loose * error.size)), error.size // 8)
