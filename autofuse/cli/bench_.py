@@ -11,6 +11,7 @@ import click
 
 from autofuse.arguments import check_sources
 from autofuse.cli.options import check_writable, compile_options, input_shapes, json_option, print_json
+from autofuse.cli.tables import table_console
 from autofuse.errors import EngineError
 from autofuse.files import write_whole
 
@@ -42,7 +43,6 @@ def command(
     **given: Any,
 ) -> None:
     """Time MODEL under autofuse and its peers, interleaved round by round in one run, and check every output."""
-    from rich.console import Console
 
     from autofuse import bench
 
@@ -90,7 +90,7 @@ def command(
         return
     from autofuse.bench.table import bench_table
 
-    Console().print(bench_table(result))
+    table_console().print(bench_table(result))
 
 
 def _named(text: str) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autofuse.cli.options import check_writable, json_option, print_json, status
+from autofuse.cli.tables import table_console
 from autofuse.errors import PredictorError, RecordError
 
 if TYPE_CHECKING:
@@ -68,12 +69,11 @@ def command(
 
 def _print(found: Evaluation, summary: dict[str, Any]) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     from autofuse.learn.card import metric_cells
 
-    console = Console()
+    console = table_console()
     table = Table(title="errors on workloads not trained on", title_justify="left", box=box.SIMPLE)
     table.add_column("split", no_wrap=True)
     table.add_column("model", no_wrap=True)

@@ -9,6 +9,7 @@ import click
 
 from autofuse.arguments import check_arguments
 from autofuse.cli.options import compile_arguments, compile_options, json_option, print_json, status
+from autofuse.cli.tables import table_console
 from autofuse.errors import PlanError
 
 
@@ -89,7 +90,6 @@ def _print_plan(graph: Any, result: Any, as_json: bool) -> None:
     if as_json:
         print_json({"model": graph.name, "strategy": result.strategy, "reason": result.reason, "kernels": kernels})
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("#", "operators", "family", "configuration", "µs", "from", title=f"{graph.name}: {result.strategy}")
@@ -97,7 +97,7 @@ def _print_plan(graph: Any, result: Any, as_json: bool) -> None:
         names = " ".join(f"{op.name}:{op.kind.removeprefix('nn.')}" for op in c.group.operators[:8])
         more = f" … {len(c.group.members) - 8} more" if len(c.group.members) > 8 else ""
         table.add_row(str(n), names + more, c.family or "opaque", c.config, f"{c.inside * 1e6:.2f}", c.source)
-    Console().print(table)
+    table_console().print(table)
     if result.reason:
         click.echo(f"strategy {result.reason}")
     click.echo("explain one edge with --edge A,B, all with --all")

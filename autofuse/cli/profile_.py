@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from autofuse.cli.options import check_writable, compile_arguments, compile_options, json_option, print_json, status
+from autofuse.cli.tables import table_console
 from autofuse.errors import InputError
 
 if TYPE_CHECKING:
     from autofuse.codegen.executable import Executable
     from autofuse.codegen.gpu_executable import GpuExecutable
-
-_PIPE_WIDTH = 140
 
 
 @click.command("profile")
@@ -57,12 +55,11 @@ def command(
     if as_json:
         print_json(result.to_json())
         return
-    from rich.console import Console
 
     from autofuse.profile.table import profile_table
 
     # A pipe has no width of its own.
-    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(profile_table(result, top))
+    table_console().print(profile_table(result, top))
     if html is not None:
         click.echo(f"wrote {html}")
 

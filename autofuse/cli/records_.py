@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autofuse.cli.options import input_shapes, json_option, print_json, status
+from autofuse.cli.tables import table_console
 from autofuse.errors import InputError, RecordError
 from autofuse.records.record import record_to_dict
 
@@ -72,14 +73,13 @@ def ls(db: str, family: str | None, wanted: str | None, limit: int, as_json: boo
     if as_json:
         print_json(rows)
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("workload", "group", "family", "configuration", "status", "µs")
     for row in rows:
         time = "" if row["microseconds"] is None else f"{row['microseconds']:.2f}"
         table.add_row(row["workload"][:12], row["label"], row["family"], row["config"], row["status"], time)
-    Console().print(table)
+    table_console().print(table)
 
 
 @command.command("show")
@@ -185,7 +185,6 @@ def noise_(db: str, others: tuple[str, ...], hardware: str | None, as_json: bool
     if not report.overall.pairs:
         click.echo("no kernel was measured twice; collect into another file and name both")
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("family", "kernels", "pairs", "median", "95 %", "median, plain", "95 %, plain", "cold", "95 %, cold")
@@ -193,7 +192,7 @@ def noise_(db: str, others: tuple[str, ...], hardware: str | None, as_json: bool
         assert spread.normalised is not None and spread.latency is not None
         shares = [f"{100 * d:.2f} %" for d in (*spread.normalised, *spread.latency, *(spread.cold or ()))]
         table.add_row(name, str(spread.kernels), str(spread.pairs), *shares)
-    Console().print(table)
+    table_console().print(table)
     if report.changed:
         click.echo(f"{report.changed} kernels succeeded in one measurement and failed in another")
 

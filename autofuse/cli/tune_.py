@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autofuse.cli.options import check_writable, input_shapes, json_option, print_json, status
+from autofuse.cli.tables import table_console
 from autofuse.errors import PlanError, RecordError
 
 if TYPE_CHECKING:
@@ -206,7 +207,6 @@ def _bar(trials: int) -> Iterator[Callable[[int, int], None]]:
 def _print(result: TuningResult, report: dict[str, Any]) -> None:
     from dataclasses import asdict
 
-    from rich.console import Console
     from rich.table import Table
 
     table = Table()
@@ -224,7 +224,7 @@ def _print(result: TuningResult, report: dict[str, Any]) -> None:
         ("proved optimal", [f"{len(o.proved)}/{len(o.costs)}" for o, _ in rows]),
     ):
         table.add_row(title, *cells)
-    Console().print(table)
+    table_console().print(table)
     for name, outcome in report.get("checked", {}).items():
         click.echo(
             f"models not tuned on, {name}: plan cost {outcome['plan_cost']:.4f} of the default's, search effort"
@@ -241,7 +241,6 @@ def _print(result: TuningResult, report: dict[str, Any]) -> None:
 
 
 def _print_each(effects: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("threshold", "", title="each threshold by itself, plan cost over the default's")
@@ -254,4 +253,4 @@ def _print_each(effects: list[dict[str, Any]]) -> None:
             known = ("no plan", "") if cost is None or seconds is None else (f"{cost:.4f}", f"{seconds:.3f}")
             table.add_row(title, name, f"{effect[name]['value']:g}", *known, end_section=name == "tight")
             title = ""
-    Console().print(table)
+    table_console().print(table)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from autofuse.cli.options import check_writable, json_option, print_json
+from autofuse.cli.tables import table_console
 from autofuse.errors import ModelError
 from autofuse.files import whole_file
 
@@ -35,7 +36,6 @@ def list_networks(as_json: bool) -> None:
         ]
         print_json({"networks": networks})
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("network", "input", "parameters", "multiply-adds", "what")
@@ -44,7 +44,7 @@ def list_networks(as_json: bool) -> None:
         table.add_row(
             e.name, shapes, f"{e.published_parameters / 1e6:.2f} M", f"{e.published_macs / 1e9:.2f} G", e.title
         )
-    Console().print(table)
+    table_console().print(table)
 
 
 @command.command("export")
